@@ -1,0 +1,86 @@
+# Escrow's tasks. `make` alone lists them. Nothing needs an activated environment: everything runs in .venv, which is
+# built from requirements/dev.lock the first time, and again whenever the lock changes.
+#
+#   make PYTHON=python3.12 test    another interpreter than python3
+#   make test PYTEST="-k redo -x"  more arguments for pytest
+#   make lock UPGRADE=1            newer versions, not only what pyproject.toml asks for
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+PYTHON ?= python3
+PYTEST ?=
+UPGRADE ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --retries 8
+BENCHES := bench-store
+
+# The environment is rebuilt, whatever its age, when its interpreter has gone, when the checkout has moved, and when PYTHON
+# was named and is of another version.
+VERSION := -c 'import sys; print(sys.version_info[:2])' 2>/dev/null
+HAVE := $(shell cat $(VENV)/.locked 2>/dev/null) $(shell $(BIN)/python $(VERSION) || echo gone)
+WANT := $(CURDIR) $(shell $(if $(filter file,$(origin PYTHON)),$(BIN)/python,"$(PYTHON)") $(VERSION))
+ifneq ($(HAVE),$(WANT))
+STALE := stale
+endif
+
+.PHONY: help run test lint format bench $(BENCHES) crash lock clean venv stale
+
+help: ## list the tasks (this)
+	@echo "Escrow. Two commands matter: make run, make test. All of them:"
+	@echo
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "Needs Python 3.11 or newer; another interpreter: make PYTHON=python3.12 test"
+
+run: venv ## start Escrow (nothing to start yet: see what it says)
+	@echo "There is nothing to run yet: the streaming job and the edge are the next steps (see README.md, Status)."
+	@echo "What works today is the store and its tools. Try: $(BIN)/escrow store --help"
+
+test: lint ## lint, then all tests
+	$(BIN)/python -m pytest $(PYTEST)
+
+lint: venv ## ruff (rules and format), mypy, import directions
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
+
+format: venv ## let ruff fix and format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(BENCHES) ## all benchmarks
+
+bench-store: venv ## benchmarks of the store
+	$(BIN)/python -m benchmarks.store
+
+crash: venv ## the long crash campaign: 5000 kills
+	$(BIN)/python -m pytest tests/faults --kills=5000 --timeout=0 $(PYTEST)
+
+lock: ## resolve requirements/*.lock again, from pyproject.toml
+	@sh scripts/preflight.sh "$(PYTHON)"
+	@sh scripts/lock.sh "$(PYTHON)" $(if $(UPGRADE),--upgrade)
+
+clean: ## remove .venv and everything that was built or cached
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+venv: $(VENV)/.installed ## build .venv if it is missing or stale
+
+# The lock changed: start from an empty environment, so that what left the lock leaves the machine.
+$(VENV)/.locked: requirements/dev.lock $(STALE)
+	@sh scripts/preflight.sh "$(PYTHON)"
+	@echo "Building $(VENV) from requirements/dev.lock ..."
+	@"$(PYTHON)" -m venv --clear $(VENV)
+	@$(PIP) install --require-hashes -r requirements/dev.lock
+	@echo "$(CURDIR)" > $@
+
+# pyproject.toml changed: only the project itself is installed again (editable).
+$(VENV)/.installed: $(VENV)/.locked pyproject.toml
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,260 @@
+"""Matcher: what each op does to its half. First terminal op in log order wins.
+
+    op ↓   row →      PREPARED        COMMITTED   ROLLED_BACK  DISCARDED_*   QUARANTINED
+    COMMIT            RELEASE         ALREADY     CONFLICT     CONFLICT      HOLE
+    ROLLBACK          ROLLBACK        CONFLICT    ALREADY      CONFLICT      LATE
+    DISCARD_x         DISCARD_x       LATE_DISCARD  ...        LATE_DISCARD  LATE_DISCARD
+    RESUME            RECOUNT         CONFLICT    CONFLICT     RESUME        CONFLICT
+    ASKED             ASKED           LATE        LATE         LATE          LATE
+    UNKNOWN           ANSWERED        LATE        LATE         LATE          LATE
+
+Before the table: a corrupt op is ignored (only its own offset is true), an ordinary MESSAGE and an illegal kind concern
+no half, a half that is not there is UNKNOWN_HALF, and an op that states another group than the row's is WRONG_GROUP.
+(Not on a QUARANTINED row: its frame is unreadable, so its group is not known, and the hole must still be left.)
+
+The ops of one half must be taken one after another, those of different halves need not. So ops are handled in waves,
+the first op of every half, then the second, each wave as one array operation; few halves have many ops in one batch,
+and what is left after `WAVES_MAX` is handled singly, so that one half with a flood of ops does not stop the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from store.records import (
+    ASK_ROUND_MASK,
+    ASK_ROUND_SHIFT,
+    CHECK_COUNT_MAX,
+    CHECK_COUNT_SHIFT,
+    IMMUNITY_MAX_S,
+    IMMUNITY_SHIFT,
+    OUTSTANDING_BIT,
+    STATE_MASK,
+    Array,
+    OpKind,
+    State,
+    check_count_of,
+)
+
+#: Waves taken as array operations before the rest is handled op by op.
+WAVES_MAX = 32
+
+Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint32]
+
+
+class Effect(IntEnum):
+    """What an op did. The first nine change a row or leave an entry, the others change nothing and are counted."""
+
+    RELEASE = 0  # PREPARED → COMMITTED; the message takes its place `position`
+    ROLLBACK = 1  # PREPARED → ROLLED_BACK
+    DISCARD_MAX = 2  # PREPARED → DISCARDED_MAX
+    DISCARD_EXPIRED = 3  # PREPARED → DISCARDED_EXPIRED
+    RESUME = 4  # DISCARDED_* → PREPARED, a new life: count 0, stored_at = the op's
+    RECOUNT = 5  # resume of a PREPARED row: the same new life, but pending stays what it was
+    ASKED = 6  # one more hand-over counted
+    ANSWERED = 7  # UNKNOWN: the request is no longer outstanding
+    HOLE = 8  # commit of a QUARANTINED half: an empty entry keeps its `position`
+    ALREADY = 9  # the same end again
+    CONFLICT = 10  # another end, or a resume, after an end
+    LATE = 11  # ASKED or UNKNOWN after the end; rollback of a QUARANTINED half, which nobody will see anyway
+    LATE_DISCARD = 12  # a discard after the end; an edge that minds its `ends` never writes one
+    UNKNOWN_HALF = 13  # no such row
+    WRONG_GROUP = 14  # of another producer group: still pending
+    CORRUPT = 15  # the op's frame failed its CRC
+    ILLEGAL = 16  # a kind this version does not know
+    MESSAGE = 17  # an ordinary message: not about a half
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """New words of the halves, and the effect of every op. `ops[matched.where(Effect.RELEASE)]` are the ops that
+    released, in log order, with their half_offset, position and via; likewise for every other effect."""
+
+    words: Words  # for each of half_offsets, final
+    stored_at_s: Ints  # for each of half_offsets: the new stored_at of a resumed or recounted row, -1 = unchanged
+    effect: npt.NDArray[np.uint8]  # for each op
+
+    def where(self, *effects: Effect) -> Ints:
+        """Op indexes with one of these effects, in log order."""
+        return np.flatnonzero(np.isin(self.effect, np.array(effects, np.uint8)))
+
+    def counts(self) -> dict[Effect, int]:
+        """How many ops had each effect."""
+        counted = np.bincount(self.effect, minlength=len(Effect))
+        return {effect: int(counted[effect]) for effect in Effect}
+
+    @property
+    def pending_delta(self) -> int:
+        """By how much these ops change the number of pending rows."""
+        n = self.counts()
+        ended = n[Effect.RELEASE] + n[Effect.ROLLBACK] + n[Effect.DISCARD_MAX] + n[Effect.DISCARD_EXPIRED]
+        return n[Effect.RESUME] - ended
+
+
+def mentioned_halves(ops: Array) -> Ints:
+    """Sorted distinct half offsets that these ops are about: the rows to read before `match`."""
+    about = ~_decided_alone(ops)[0]
+    return np.unique(ops["half_offset"][about])
+
+
+def match(ops: Array, half_offsets: Ints, words: Array, groups: Array, round_no: int) -> Matched:
+    """Apply `ops` (dtype records.OP, in log order) to the halves at `half_offsets` (sorted, distinct).
+
+    `words` and `groups` are their current state words and group numbers; none is changed in place. An op about a half
+    that is not among them counts as UNKNOWN_HALF.
+    """
+    alone, effect = _decided_alone(ops)
+    slot = _slots(ops["half_offset"], half_offsets)
+    effect[~alone & (slot < 0)] = Effect.UNKNOWN_HALF
+    about = np.flatnonzero(~alone & (slot >= 0))
+    new_words = np.array(words, np.uint32)
+    waves, rest = _waves(slot[about])
+    for wave in waves:
+        index = about[wave]
+        at = slot[index]
+        done = _effects(new_words[at], ops["kind"][index], groups[at], ops["group_no"][index])
+        new_words[at] = _next_words(new_words[at], done, round_no)
+        effect[index] = done
+    _one_by_one(about[rest], ops, slot, groups, round_no=round_no, words=new_words, effect=effect)
+    stored_at_s = np.full(len(half_offsets), -1, np.int64)
+    reset = np.flatnonzero((effect == int(Effect.RESUME)) | (effect == int(Effect.RECOUNT)))
+    stored_at_s[slot[reset]] = ops["stored_at_ms"][reset] // 1000  # in log order: the last of a half stays
+    return Matched(new_words, stored_at_s, effect)
+
+
+def _decided_alone(ops: Array) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint8]]:
+    """Ops whose effect needs no row, and an effect array in which theirs is written."""
+    effect = np.full(len(ops), int(Effect.ILLEGAL), np.uint8)
+    effect[ops["kind"] == int(OpKind.MESSAGE)] = Effect.MESSAGE
+    corrupt = ops["corrupt"] != 0
+    effect[corrupt] = Effect.CORRUPT
+    about = (ops["kind"] >= int(OpKind.COMMIT)) & (ops["kind"] <= int(OpKind.RESUME)) & ~corrupt
+    return ~about, effect
+
+
+def _slots(wanted: Array, half_offsets: Ints) -> Ints:
+    """Place of each wanted offset in half_offsets, -1 = not there."""
+    if not len(half_offsets):
+        return np.full(len(wanted), -1, np.int64)
+    slot = np.minimum(np.searchsorted(half_offsets, wanted), len(half_offsets) - 1)
+    return np.where(half_offsets[slot] == wanted, slot, -1)
+
+
+def _waves(slot: Ints) -> tuple[list[Ints], Ints]:
+    """Positions of the first op of every half, of the second, and so on up to WAVES_MAX waves; and all the rest."""
+    if not len(slot):
+        return [], slot
+    order = np.argsort(slot, kind="stable")
+    ordered = slot[order]
+    rank = np.arange(len(slot)) - np.searchsorted(ordered, ordered, side="left")
+    by_wave = order[np.argsort(rank, kind="stable")]
+    ends = np.cumsum(np.bincount(rank))[:WAVES_MAX]
+    pieces = np.split(by_wave, ends)
+    return pieces[:-1], pieces[-1]
+
+
+# --- the table of the module's head, as arrays --------------------------------------------------------------------
+_KINDS: Final = 8  # COMMIT to RESUME fit below this
+
+
+def _effect_table() -> npt.NDArray[np.uint8]:
+    """Effect of a kind on a state, at [state * _KINDS + kind]. NONE and the one unused code are no rows."""
+    table = np.full((STATE_MASK + 1, _KINDS), int(Effect.UNKNOWN_HALF), np.uint8)
+    for state in set(State) - {State.NONE}:
+        table[state, :] = Effect.LATE
+        table[state, [OpKind.COMMIT, OpKind.ROLLBACK, OpKind.RESUME]] = Effect.CONFLICT
+        table[state, [OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED]] = Effect.LATE_DISCARD
+    table[State.COMMITTED, OpKind.COMMIT] = Effect.ALREADY
+    table[State.ROLLED_BACK, OpKind.ROLLBACK] = Effect.ALREADY
+    table[[State.DISCARDED_MAX, State.DISCARDED_EXPIRED], OpKind.RESUME] = Effect.RESUME
+    table[State.QUARANTINED, OpKind.COMMIT] = Effect.HOLE
+    table[State.QUARANTINED, OpKind.ROLLBACK] = Effect.LATE
+    for kind, effect in {
+        OpKind.COMMIT: Effect.RELEASE,
+        OpKind.ROLLBACK: Effect.ROLLBACK,
+        OpKind.DISCARD_MAX: Effect.DISCARD_MAX,
+        OpKind.DISCARD_EXPIRED: Effect.DISCARD_EXPIRED,
+        OpKind.RESUME: Effect.RECOUNT,
+        OpKind.ASKED: Effect.ASKED,
+        OpKind.UNKNOWN: Effect.ANSWERED,
+    }.items():
+        table[State.PREPARED, kind] = effect
+    return table.reshape(-1)
+
+
+def _word_tables() -> tuple[Words, Words]:
+    """For each effect the bits of a word that it keeps and those that it sets (for ASKED: at each call)."""
+    keep = np.full(len(Effect), 0xFFFF_FFFF, np.uint32)
+    put = np.zeros(len(Effect), np.uint32)
+    for effect, state in {
+        Effect.RELEASE: State.COMMITTED,
+        Effect.ROLLBACK: State.ROLLED_BACK,
+        Effect.DISCARD_MAX: State.DISCARDED_MAX,
+        Effect.DISCARD_EXPIRED: State.DISCARDED_EXPIRED,
+    }.items():
+        keep[effect] ^= np.uint32(STATE_MASK | OUTSTANDING_BIT)  # count and immunity stay: history shows them
+        put[effect] = state
+    for effect in (Effect.RESUME, Effect.RECOUNT):
+        keep[effect] = IMMUNITY_MAX_S << IMMUNITY_SHIFT  # otherwise like a new half
+        put[effect] = State.PREPARED
+    keep[Effect.ASKED] ^= np.uint32(ASK_ROUND_MASK << ASK_ROUND_SHIFT)
+    return keep, put
+
+
+_EFFECT: Final = _effect_table()
+_KEEP, _PUT = _word_tables()
+
+
+def _effects(words: Words, kinds: Array, row_groups: Array, op_groups: Array) -> npt.NDArray[np.uint8]:
+    """Effect of one op on each of these rows."""
+    states = words & np.uint32(STATE_MASK)
+    effect: npt.NDArray[np.uint8] = _EFFECT[states * np.uint32(_KINDS) + kinds]
+    wrong = (op_groups >= 0) & (op_groups != row_groups)
+    wrong &= (effect != int(Effect.UNKNOWN_HALF)) & (states != int(State.QUARANTINED))
+    effect[wrong] = Effect.WRONG_GROUP
+    return effect
+
+
+def _next_words(words: Words, effect: npt.NDArray[np.uint8], round_no: int) -> Words:
+    """Words after these effects.
+
+    An answer before the first counted hand-over (ASKED ops are batched and may come behind it) leaves the row
+    outstanding: nothing else in the word would remember that it was asked in this round, and it would be asked again.
+    """
+    put = _PUT.copy()
+    put[Effect.ASKED] = (round_no & ASK_ROUND_MASK) << ASK_ROUND_SHIFT | OUTSTANDING_BIT
+    count = check_count_of(words)
+    new = (words & _KEEP[effect]) | put[effect]
+    counted = (effect == int(Effect.ASKED)) & (count < CHECK_COUNT_MAX)
+    new[counted] += np.uint32(1 << CHECK_COUNT_SHIFT)
+    answered = (effect == int(Effect.ANSWERED)) & (count > 0)
+    new[answered] &= np.uint32(OUTSTANDING_BIT - 1)
+    return new
+
+
+def _one_by_one(
+    indexes: Ints, ops: Array, slot: Ints, groups: Array, *, round_no: int, words: Words, effect: npt.NDArray[np.uint8]
+) -> None:
+    """The ops at `indexes`, singly and on plain ints; writes into `words` and `effect`."""
+    effect_of, keep, put = _EFFECT.tolist(), _KEEP.tolist(), _PUT.tolist()
+    put[Effect.ASKED] = (round_no & ASK_ROUND_MASK) << ASK_ROUND_SHIFT | OUTSTANDING_BIT
+    few = ops[["kind", "group_no"]][indexes].tolist()
+    for index, at, (kind, op_group) in zip(indexes.tolist(), slot[indexes].tolist(), few, strict=True):
+        word = int(words[at])
+        state, count = word & STATE_MASK, check_count_of(word)
+        done = effect_of[state * _KINDS + kind]
+        if 0 <= op_group != groups[at] and done != Effect.UNKNOWN_HALF and state != State.QUARANTINED:
+            done = Effect.WRONG_GROUP
+        word = word & keep[done] | put[done]
+        if done == Effect.ASKED and count < CHECK_COUNT_MAX:
+            word += 1 << CHECK_COUNT_SHIFT
+        if done == Effect.ANSWERED and count > 0:
+            word &= OUTSTANDING_BIT - 1
+        words[at] = word
+        effect[index] = done

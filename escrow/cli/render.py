@@ -1,0 +1,89 @@
+"""Records and reports as text for people and as JSON for programs.
+
+Both are ASCII: whatever a record holds cannot disturb a terminal or break a line.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Mapping
+from enum import Enum
+from numbers import Integral, Real
+
+TEXT_BYTES_MAX = 64
+
+
+def json_line(record: object) -> str:
+    """One JSON document on one line. Bytes become ``{"base64": "..."}``, an enum its name."""
+    return json.dumps(_plain(record), separators=(",", ":"))
+
+
+def text_line(record: Mapping[str, object]) -> str:
+    """One record as ``key=value key=value``; a value with blanks is quoted, long bytes are cut."""
+    return " ".join(f"{key}={_word(value)}" for key, value in record.items())
+
+
+def text_report(report: Mapping[str, object], indent: str = "") -> str:
+    """A report as ``key: value`` lines, nested reports indented; sizes in bytes are also worded for people."""
+    lines = []
+    for key, value in report.items():
+        if isinstance(value, Mapping):
+            lines.append(f"{indent}{key}:")
+            if value:
+                lines.append(text_report(value, indent + "  "))
+        else:
+            lines.append(f"{indent}{key}: {_word(value)}{_human_size(key, value)}")
+    return "\n".join(lines)
+
+
+def _plain(value: object) -> object:
+    """Turns a value into what ``json`` knows; numpy's numbers are numbers here."""
+    if isinstance(value, Enum):
+        return value.name
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return {"base64": b64encode(value).decode("ascii")}
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+def _word(value: object) -> str:
+    """One value of a text line."""
+    if value is None:
+        return "-"
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return _bytes_word(bytes(value))
+    plain = _plain(value)
+    if not isinstance(plain, str):
+        return json.dumps(plain, separators=(",", ":"))
+    bare = plain.isascii() and plain.isprintable() and not set(plain) & set(" \"'=\\")
+    return plain if plain and bare else json.dumps(plain)
+
+
+def _bytes_word(value: bytes) -> str:
+    head = value[:TEXT_BYTES_MAX]
+    try:
+        text = json.dumps(head.decode("ascii" if len(value) > TEXT_BYTES_MAX else "utf-8"))
+    except UnicodeDecodeError:
+        text = "0x" + head.hex()
+    return text if len(value) <= TEXT_BYTES_MAX else f"{text}...({len(value)} bytes)"
+
+
+def _human_size(key: str, value: object) -> str:
+    if not key.endswith("_bytes") or not isinstance(value, Integral) or int(value) < 1024:
+        return ""
+    size = float(int(value))
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f" ({size:.1f} {unit})"
+        size /= 1024
+    return f" ({size:.1f} TiB)"

@@ -1,0 +1,91 @@
+"""The catalogue: which topic queues there are and from where to where they reach. One per generation.
+
+slot, 24 bytes
+      0  i64  queue key + 1      topic_no << 6 | queue_id, plus 1; 0 = free slot, and so are all behind it
+      8  i64  begin              first entry that may be read
+     16  i64  end                entries before it are in place
+
+Each field is stored and loaded as one aligned word; the key is written last. Writer: the settling job. Rebuilt from: the redo log.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from store.segments import SegmentedFile
+
+SLOT: Final = np.dtype([("key_plus_1", "<i8"), ("begin", "<i8"), ("end", "<i8")])
+assert SLOT.itemsize == 24
+SLOTS_PER_FILE: Final = 4096
+
+
+class Catalogue:
+    """begin and end of every topic queue, by queue key."""
+
+    def __init__(self, directory: Path, *, writable: bool = False) -> None:
+        self.file = SegmentedFile(directory, SLOTS_PER_FILE * SLOT.itemsize, "catalogue", writable=writable, mapped_writes=True)
+        self._slot_of: dict[int, int] = {}
+        self._views: dict[int, np.ndarray[Any, Any]] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Reader: find the queues that were added since."""
+        self.file.refresh()
+        number = len(self._slot_of)
+        while number // SLOTS_PER_FILE < len(self.file.starts()):
+            key = int(self._slot(number)["key_plus_1"]) - 1
+            if key < 0:
+                return
+            self._slot_of[key] = number
+            number += 1
+
+    def _slot(self, number: int) -> Any:
+        file_no, at = divmod(number, SLOTS_PER_FILE)
+        view = self._views.get(file_no)
+        if view is None:
+            segment = self.file.segment(file_no * self.file.segment_bytes)
+            view = self._views[file_no] = np.frombuffer(segment.buffer, SLOT)
+        return view[at]
+
+    def queue_keys(self) -> list[int]:
+        return sorted(self._slot_of)
+
+    def extent(self, queue_key: int) -> tuple[int, int]:
+        """(begin, end) of a queue; (0, 0) where it has never had a message."""
+        number = self._slot_of.get(queue_key)
+        if number is None:
+            return 0, 0
+        slot = self._slot(number)
+        return int(slot["begin"]), int(slot["end"])
+
+    def extend(self, queue_key: int, begin: int, end: int) -> None:
+        """A queue reaches to `end` now (never back). `begin` counts for a new queue only."""
+        slot = self._slot(self._slot_of[queue_key]) if queue_key in self._slot_of else self._add(queue_key, begin)
+        if end > slot["end"]:
+            slot["end"] = end
+            self.file.mark_dirty(self._slot_of[queue_key] // SLOTS_PER_FILE * self.file.segment_bytes)
+
+    def raise_begin(self, queue_key: int, begin: int) -> None:
+        slot = self._slot(self._slot_of[queue_key])
+        if begin > slot["begin"]:
+            slot["begin"] = begin
+            self.file.mark_dirty(self._slot_of[queue_key] // SLOTS_PER_FILE * self.file.segment_bytes)
+
+    def _add(self, queue_key: int, begin: int) -> Any:
+        number = len(self._slot_of)
+        if not self.file.starts():
+            self.file.segment(0, create=True)
+        self.file.ensure((number + 1) * SLOT.itemsize)
+        self.file.mark_dirty(number // SLOTS_PER_FILE * self.file.segment_bytes)
+        slot = self._slot(number)
+        slot["begin"], slot["end"] = begin, begin
+        slot["key_plus_1"] = queue_key + 1
+        self._slot_of[queue_key] = number
+        return slot
+
+    def close(self) -> None:
+        self._views.clear()
+        self.file.close()

@@ -1,0 +1,81 @@
+"""Consume queue: 20-byte entries that point at frames. One for halves, ops, every real topic's queue, checks, proposals, discards.
+
+entry, 20 bytes (as in RocketMQ)
+      0  i64  commit_log_offset
+      8  i32  size_bytes         0 = hole: nothing is here and nothing will be
+     12  i64  tags_code          half queue and topic queues: tags · op queue: half_offset, -1 for ASKED and MESSAGE ·
+                                 check queue: half_offset · proposal and discard queue: State << 56 | half_offset ·
+                                 quarantine queue: half_offset, or -1 - op_offset
+
+Entry n lies at byte 20·n of the address space of the directory's segments. A queue does not know its own end: the
+published pages do (`published.py`, `catalogue.py`), and recovery finds it again from what the queue is derived from.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from store.records import ENTRY
+from store.segments import SegmentedFile
+
+Entries = np.ndarray[Any, Any]
+REASON_SHIFT = 56
+
+
+class ConsumeQueue:
+    """Entries by number. Writing the same entries again changes nothing."""
+
+    def __init__(self, directory: Path, entries_per_file: int, point: str, *, writable: bool = False) -> None:
+        self.file = SegmentedFile(directory, entries_per_file * ENTRY.itemsize, point, writable=writable)
+
+    @property
+    def begin(self) -> int:
+        """First entry that is still there."""
+        return self.file.begin // ENTRY.itemsize
+
+    def put(self, first: int, entries: Entries) -> None:
+        """Write consecutive entries at their fixed place."""
+        if not len(entries):
+            return
+        at = first * ENTRY.itemsize
+        if not self.file.starts():
+            # The first file need not be number 0: a rebuilt queue begins where its oldest entry lies.
+            self.file.segment(at - at % self.file.segment_bytes, create=True)
+        self.file.ensure(at)
+        self.file.write(at, entries.tobytes())
+
+    def scatter(self, numbers: np.ndarray[Any, Any], entries: Entries) -> None:
+        """Write entries at numbers that need not be consecutive (sorted, distinct), one write for each run."""
+        if not len(numbers):
+            return
+        breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+        for run in np.split(np.arange(len(numbers)), breaks):
+            self.put(int(numbers[run[0]]), entries[run[0] : run[-1] + 1])
+
+    def read(self, first: int, stop: int) -> Entries:
+        """Entries first … stop - 1, without a copy where they lie in one file. The caller keeps within the published ends."""
+        if stop <= first:
+            return np.empty(0, ENTRY)
+        size = ENTRY.itemsize
+        return np.frombuffer(self.file.view(first * size, (stop - first) * size), ENTRY)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def cut(self, end: int) -> None:
+        self.file.cut(end * ENTRY.itemsize)
+
+    def remove_before(self, first: int) -> int:
+        return self.file.remove_before(first * ENTRY.itemsize)
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def make_entries(commit_log_offsets: Any, sizes: Any, tags_codes: Any) -> Entries:
+    entries = np.empty(len(commit_log_offsets), ENTRY)
+    entries["commit_log_offset"], entries["size_bytes"], entries["tags_code"] = commit_log_offsets, sizes, tags_codes
+    return entries

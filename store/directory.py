@@ -1,0 +1,201 @@
+"""The directory of a store: its format, its geometry, its places, its locks.
+
+    format.json                  format version, store id, geometry; written once
+    edge.lock  job.lock          held (flock) by the writer of each side
+    edge.published  job.published  see published.py
+    edge.checkpoint  job.checkpoint  see edge.py, job.py
+    dictionary  consumers  audit journals
+    presence  checks.cursor  dedup/
+    commitlog/                   see commit_log.py
+    half/0/  op/0/               queues over it
+    ends/0/                      see ends.py
+    transaction/CURRENT          name of the generation in force, switched by rename
+    transaction/redolog/TRANSACTION_REDOLOG_TOPIC_XXXX/0/
+    transaction/generation-000001/
+        statetable/0/  topics/<topic_no>/<queue_id>/  check/  proposal/  discard/  quarantine/  catalogue/
+
+`0` is the shard: one for each half queue.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from store import disk
+from store.errors import FormatTooNew, GeometryMismatch, NotAStore, StoreLocked, StoreUnusable
+from store.records import ENTRY, ROW
+
+FORMAT_VERSION: Final = 1
+FORMAT_FILE: Final = "format.json"
+REDO_TOPIC: Final = "TRANSACTION_REDOLOG_TOPIC_XXXX"
+SEGMENT_MIN_BYTES: Final = 64 * 1024
+_TOLERATED: Final = {"lost+found"}
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """File sizes, fixed when the store is made. RocketMQ 3.x's where it has them."""
+
+    commit_log_segment_bytes: int = 1 << 30
+    state_rows_per_file: int = 2_000_000
+    redo_entries_per_file: int = 2_000_000
+    log_queue_entries_per_file: int = 1_000_000
+    topic_queue_entries_per_file: int = 65_536
+
+    def __post_init__(self) -> None:
+        if not SEGMENT_MIN_BYTES <= self.commit_log_segment_bytes <= 1 << 34:
+            raise ValueError(f"commit_log_segment_bytes: {self.commit_log_segment_bytes} is not between 64 KiB and 16 GiB")
+        for name in (
+            "state_rows_per_file",
+            "redo_entries_per_file",
+            "log_queue_entries_per_file",
+            "topic_queue_entries_per_file",
+        ):
+            if getattr(self, name) < 64:
+                raise ValueError(f"{name}: {getattr(self, name)} is less than 64")
+
+    @property
+    def state_segment_bytes(self) -> int:
+        return self.state_rows_per_file * ROW.itemsize
+
+    @property
+    def redo_segment_bytes(self) -> int:
+        return self.redo_entries_per_file * ENTRY.itemsize
+
+
+class StoreDirectory:
+    """Opens or makes the directory and knows where everything lies."""
+
+    def __init__(self, root: Path, geometry: Geometry | None = None, *, create: bool = False) -> None:
+        self.root = root
+        found = self._read_format()
+        if found is None:
+            if not create:
+                raise NotAStore(f"{root}: no {FORMAT_FILE}: not an Escrow store")
+            found = self._make(geometry or Geometry())
+        self.store_id: str = found["store_id"]
+        self.geometry = Geometry(**found["geometry"])
+        if geometry is not None and geometry != self.geometry:
+            raise GeometryMismatch(self._mismatch(geometry))
+
+    def _read_format(self) -> dict[str, Any] | None:
+        path = self.root / FORMAT_FILE
+        try:
+            read = json.loads(path.read_bytes())
+            found: dict[str, Any] = read if isinstance(read, dict) else {}
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise disk.unusable(error, path) from error
+        except ValueError as error:
+            raise NotAStore(f"{path}: is not what an Escrow store has there ({error})") from error
+        if not isinstance(found.get("escrow_format"), int):
+            raise NotAStore(f"{path}: has no escrow_format: not an Escrow store")
+        if found["escrow_format"] > FORMAT_VERSION:
+            raise FormatTooNew(
+                f"{self.root}: format {found['escrow_format']}, this release knows up to {FORMAT_VERSION}; use the release "
+                "that wrote it, or a later one"
+            )
+        return found
+
+    def _make(self, geometry: Geometry) -> dict[str, Any]:
+        disk.make_directory(self.root)
+        with Lock(self.root / "make.lock", "the maker of this store", wait=True):
+            found = self._read_format()
+            if found is not None:
+                return found
+            strangers = sorted(set(os.listdir(self.root)) - _TOLERATED - {"make.lock", FORMAT_FILE + disk.TEMPORARY_SUFFIX})
+            if strangers:
+                raise NotAStore(f"{self.root}: is not empty ({strangers[0]}, …) and no Escrow store; choose an empty directory")
+            made = {"escrow_format": FORMAT_VERSION, "store_id": secrets.token_hex(8), "geometry": asdict(geometry)}
+            disk.replace_file(self.root / FORMAT_FILE, json.dumps(made, indent=2).encode() + b"\n", "format")
+            return made
+
+    def _mismatch(self, asked: Geometry) -> str:
+        mine, theirs = asdict(self.geometry), asdict(asked)
+        differs = [f"{name} is {mine[name]}, not {theirs[name]}" for name in mine if mine[name] != theirs[name]]
+        return f"{self.root}: {'; '.join(differs)}: file sizes are fixed when a store is made; keep them or make a new store"
+
+    # --- places ---
+    @property
+    def commit_log(self) -> Path:
+        return self.root / "commitlog"
+
+    def half_queue(self, shard: int = 0) -> Path:
+        return self.root / "half" / str(shard)
+
+    def op_queue(self, shard: int = 0) -> Path:
+        return self.root / "op" / str(shard)
+
+    def ends(self, shard: int = 0) -> Path:
+        return self.root / "ends" / str(shard)
+
+    def redo_log(self, shard: int = 0) -> Path:
+        return self.root / "transaction" / "redolog" / REDO_TOPIC / str(shard)
+
+    @property
+    def transaction(self) -> Path:
+        return self.root / "transaction"
+
+    def generation(self, number: int) -> Path:
+        return self.transaction / f"generation-{number:06d}"
+
+    def current_generation(self) -> int | None:
+        """The generation in force; None before the first."""
+        try:
+            return int((self.transaction / "CURRENT").read_text().strip().removeprefix("generation-"))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise NotAStore(f"{self.transaction / 'CURRENT'}: does not name a generation ({error})") from error
+
+    def switch_generation(self, number: int) -> None:
+        disk.replace_file(self.transaction / "CURRENT", self.generation(number).name.encode() + b"\n", "current")
+
+
+class Lock:
+    """An exclusive lock on a file, with the holder's pid in it. Released by the system when its process ends."""
+
+    def __init__(self, path: Path, what: str, *, wait: bool = False) -> None:
+        self.path = path
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise disk.unusable(error, path) from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._fd)
+            raise StoreLocked(f"{path}: process {holder} is {what}; stop it first, or use another directory") from None
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
+        except OSError as error:
+            os.close(self._fd)
+            raise disk.unusable(error, path) from error
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def free_bytes(path: Path) -> int:
+    try:
+        found = os.statvfs(path)
+    except OSError as error:
+        raise StoreUnusable(f"{path}: {error.strerror}") from error
+    return found.f_bavail * found.f_frsize

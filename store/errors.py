@@ -1,0 +1,96 @@
+"""Everything that store raises on purpose.
+
+StoreError
+├── NotAStore            the directory holds something else, or nothing
+├── FormatTooNew         written by a later release
+├── GeometryMismatch     asked for other file sizes than the store was made with
+├── StoreLocked          another process writes this side of the store
+├── ForeignFile          a file that is not ours lies where only ours belong
+├── StoreUnusable        the operating system refused (read-only, permissions, disk full, I/O error)
+│   └── FlushFailed      a flush failed: nothing may be acknowledged until the store is reopened
+├── Corrupt              bytes that fail their check; names file, offset and reason
+├── CursorBeyondLog      the settlement has read further than the log reaches: an older log was restored
+├── BatchBeyondCursor    a batch begins beyond the cursor: records between them would be lost
+└── InvalidRecord        the caller's record breaks a rule (a ValueError too)
+    ├── BodyTooLarge
+    ├── BatchTooLarge
+    ├── IllegalName      topic or group: empty, too long, illegal characters, reserved
+    ├── IllegalProperty
+    └── DelayedHalf      a half may not carry a delay
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class StoreError(Exception):
+    """Root of all errors of the store."""
+
+
+class NotAStore(StoreError):
+    """The directory is not an Escrow store."""
+
+
+class FormatTooNew(StoreError):
+    """The store was written by a later release of Escrow."""
+
+
+class GeometryMismatch(StoreError):
+    """File sizes are fixed when a store is made."""
+
+
+class StoreLocked(StoreError):
+    """Another process is the writer of this side."""
+
+
+class ForeignFile(StoreError):
+    """A file that is not ours lies among the segments."""
+
+
+class StoreUnusable(StoreError):
+    """The operating system refused an operation that the store needs."""
+
+
+class FlushFailed(StoreUnusable):
+    """A flush failed; what was not yet acknowledged is in doubt until the store is reopened."""
+
+
+class Corrupt(StoreError):
+    """Bytes that fail their own check."""
+
+    def __init__(self, file: Path | str, offset: int, reason: str) -> None:
+        super().__init__(f"{file} at {offset}: {reason}")
+        self.file, self.offset, self.reason = str(file), offset, reason
+
+
+class CursorBeyondLog(StoreError):
+    """The settlement's cursor lies beyond the end of the log."""
+
+
+class BatchBeyondCursor(StoreError):
+    """A batch begins beyond the settlement's cursor."""
+
+
+class InvalidRecord(StoreError, ValueError):
+    """A record that the store will not take."""
+
+
+class BodyTooLarge(InvalidRecord):
+    """The body is larger than maxBodySize."""
+
+
+class BatchTooLarge(InvalidRecord):
+    """The batch does not fit into one segment, or has too many messages."""
+
+
+class IllegalName(InvalidRecord):
+    """A topic or group name that is not allowed."""
+
+
+class IllegalProperty(InvalidRecord):
+    """A property that cannot be stored."""
+
+
+class DelayedHalf(InvalidRecord):
+    """A half message with a delay is refused."""

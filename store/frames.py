@@ -1,0 +1,391 @@
+"""Frames: the records of the commit log.
+
+common head, 32 bytes
+      0  u32  size_bytes     of the whole frame, head included; 0 = nothing was written here
+      4  u16  magic          0xE5C0
+      6  u8   kind           HALF 1, OP 2, MESSAGE 3, PAD 4
+      7  u8   reserved       0
+      8  u32  crc            CRC-32 (zlib) of bytes 12..size, started with the low 32 bits of the frame's own commit_log_offset
+     12  u16  batch_length   frames appended together, all or none
+     14  u16  batch_index    0 … batch_length - 1
+     16  i64  queue_offset   HALF: half_offset · OP and MESSAGE: op_offset · PAD: 0
+     24  i64  stored_at_ms
+
+HALF and MESSAGE, 120 bytes of head, then body, then properties
+     32  i64  born_at_ms        the producer's clock: shown, never used to decide
+     40  i64  tags_code         Java's hashCode of TAGS, 0 without tags
+     48  i32  group_no
+     52  i32  topic_no          the real topic
+     56  u16  queue_id          the real queue
+     58  u16  sys_flag          4 = PREPARED on a half, 0 on a message
+     60  u32  immunity_s        as parsed, 0 = not given
+     64  16s  born_host         IPv6, or IPv4 mapped into it
+     80  16s  store_host
+     96  u16  born_port
+     98  u16  store_port
+    100  u32  flag              the producer's own
+    104  u32  body_bytes
+    108  u32  properties_bytes
+    112  i64  position          MESSAGE: topic position · HALF: -1
+
+OP, 56 bytes of head, then detail
+     32  i64  half_offset       ASKED: -1
+     40  i64  position          COMMIT: topic position, otherwise -1
+     48  i32  group_no
+     52  u8   op kind           OpKind
+     53  u8   via               Via
+     54  u16  detail_bytes
+   detail: UTF-8 JSON object ({"actor": …, "remark": …}) or nothing. ASKED: detail, then the asked half_offsets, i64 each.
+
+PAD fills the rest of a segment when a batch does not fit; fewer than 32 bytes are left without one.
+A frame is valid when magic, kind, lengths and CRC fit. Starting the CRC with the offset makes a frame valid only where
+it was written; that is how the physical offset of RocketMQ's frame is kept. Properties are `name 0x01 value 0x02` pairs.
+
+Writer: the edge. Truth: rebuilt from nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from store.errors import Corrupt, DelayedHalf, IllegalName, IllegalProperty
+from store.records import NO_POSITION, OpKind, Via
+
+MAGIC: Final = 0xE5C0
+
+
+class FrameKind(IntEnum):
+    HALF = 1
+    OP = 2
+    MESSAGE = 3
+    PAD = 4
+
+
+_COMMON: Final = [
+    ("size_bytes", "<u4"),
+    ("magic", "<u2"),
+    ("kind", "u1"),
+    ("reserved", "u1"),
+    ("crc", "<u4"),
+    ("batch_length", "<u2"),
+    ("batch_index", "<u2"),
+    ("queue_offset", "<i8"),
+    ("stored_at_ms", "<i8"),
+]
+HEAD: Final = np.dtype(_COMMON)
+HEAD_STRUCT: Final = struct.Struct("<IHBBIHHqq")
+assert HEAD.itemsize == HEAD_STRUCT.size == 32
+
+HALF_HEAD: Final = np.dtype(
+    [
+        *_COMMON,
+        ("born_at_ms", "<i8"),
+        ("tags_code", "<i8"),
+        ("group_no", "<i4"),
+        ("topic_no", "<i4"),
+        ("queue_id", "<u2"),
+        ("sys_flag", "<u2"),
+        ("immunity_s", "<u4"),
+        ("born_host", "S16"),
+        ("store_host", "S16"),
+        ("born_port", "<u2"),
+        ("store_port", "<u2"),
+        ("flag", "<u4"),
+        ("body_bytes", "<u4"),
+        ("properties_bytes", "<u4"),
+        ("position", "<i8"),
+    ]
+)
+HALF_STRUCT: Final = struct.Struct("<IHBBIHHqqqqiiHHI16s16sHHIIIq")
+assert HALF_HEAD.itemsize == HALF_STRUCT.size == 120
+
+OP_HEAD: Final = np.dtype(
+    [
+        *_COMMON,
+        ("half_offset", "<i8"),
+        ("position", "<i8"),
+        ("group_no", "<i4"),
+        ("op_kind", "u1"),
+        ("via", "u1"),
+        ("detail_bytes", "<u2"),
+    ]
+)
+OP_STRUCT: Final = struct.Struct("<IHBBIHHqqqqiBBH")
+assert OP_HEAD.itemsize == OP_STRUCT.size == 56
+
+CRC_AT: Final = 8
+CRC_FROM: Final = 12
+BATCH_MAX: Final = 0xFFFF
+ASKED_MAX: Final = 4096
+SYS_FLAG_PREPARED: Final = 4
+
+# RocketMQ's property names; the ones that the store writes itself may not be given by a producer.
+TRAN_MSG: Final = "TRAN_MSG"
+PGROUP: Final = "PGROUP"
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_QID: Final = "REAL_QID"
+UNIQ_KEY: Final = "UNIQ_KEY"
+KEYS: Final = "KEYS"
+TAGS: Final = "TAGS"
+CHECK_IMMUNITY_TIME_IN_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+OWN_PROPERTIES: Final = frozenset(
+    {
+        TRAN_MSG,
+        PGROUP,
+        REAL_TOPIC,
+        REAL_QID,
+        "__transactionId__",
+        "TRANSACTION_CHECK_TIMES",
+        "TRAN_PREPARED_QUEUE_OFFSET",
+    }
+)
+DELAY_PROPERTIES: Final = frozenset({"DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"})
+
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+DISCARD_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+RESERVED_TOPICS: Final = frozenset({HALF_TOPIC, OP_TOPIC, DISCARD_TOPIC})
+NAME_MAX_BYTES: Final = 127
+_NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-%|.")
+
+NO_HOST: Final = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a producer hands in: a half, or an ordinary message."""
+
+    group: str
+    topic: str
+    body: bytes
+    properties: Mapping[str, str] = field(default_factory=dict)
+    queue_id: int | None = None
+    born_at_ms: int = 0
+    born_host: bytes = NO_HOST
+    born_port: int = 0
+    immunity_s: int = 0
+    flag: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """What is said about a half, as the op log keeps it."""
+
+    kind: OpKind
+    half_offset: int
+    group_no: int = -1
+    via: Via = Via.PRODUCER
+    position: int = NO_POSITION
+    detail: bytes = b""
+    asked: Sequence[int] = ()
+
+
+@lru_cache(maxsize=4096)
+def check_name(name: str, what: str) -> str:
+    """A topic or group name that may be used, or IllegalName saying why not."""
+    if not name:
+        raise IllegalName(f"{what}: is empty; give it a name")
+    if len(name.encode()) > NAME_MAX_BYTES:
+        raise IllegalName(f"{what}: {name[:40]!r}… is longer than {NAME_MAX_BYTES} bytes")
+    if not _NAME_CHARACTERS.issuperset(name):
+        raise IllegalName(f"{what}: {name!r} has characters other than letters, digits and _ - % | .")
+    if name in (".", ".."):
+        raise IllegalName(f"{what}: {name!r} is not a name")
+    if what == "topic" and name in RESERVED_TOPICS:
+        raise IllegalName(f"topic: {name} is Escrow's own; producers may not send to it")
+    return name
+
+
+@lru_cache(maxsize=4096)
+def tags_code(tags: str) -> int:
+    """Java's String.hashCode, which RocketMQ's queues use to filter by tag; 0 without tags."""
+    code = 0
+    units = tags.encode("utf-16-le", "surrogatepass")
+    for (unit,) in struct.iter_unpack("<H", units):
+        code = (code * 31 + unit) & 0xFFFFFFFF
+    return code - (1 << 32) if code >= 1 << 31 else code
+
+
+def check_properties(properties: Mapping[str, str]) -> None:
+    for name, value in properties.items():
+        if name in OWN_PROPERTIES:
+            raise IllegalProperty(f"properties: {name} is set by Escrow; leave it out")
+        if name in DELAY_PROPERTIES:
+            raise DelayedHalf(f"properties: {name}: a transactional message cannot be delayed; leave it out")
+        if not name:
+            raise IllegalProperty("properties: a name is empty")
+        if "\x01" in name or "\x02" in name or "\x01" in value or "\x02" in value:
+            raise IllegalProperty(f"properties: {name!r} has a control character 0x01 or 0x02, which separate properties")
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    try:
+        return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
+    except UnicodeEncodeError as error:
+        raise IllegalProperty(f"properties: not encodable as UTF-8 ({error.reason})") from error
+
+
+def decode_properties(content: bytes) -> dict[str, str]:
+    pairs = content.decode().split("\x02")[:-1]
+    return dict(pair.split("\x01", 1) for pair in pairs)
+
+
+def crc_seed(commit_log_offset: int) -> int:
+    return commit_log_offset & 0xFFFFFFFF
+
+
+def frame_crc(frame: memoryview | bytes, commit_log_offset: int) -> int:
+    return zlib.crc32(frame[CRC_FROM:], crc_seed(commit_log_offset))
+
+
+def encode_batch(heads: np.ndarray[Any, Any], tails: Sequence[Iterable[bytes]], commit_log_offset: int) -> bytearray:
+    """Frames of one batch as one piece of bytes: heads filled in but for sizes, batch fields and CRC; tails follow each head.
+
+    Numbers are set for all frames at once; only the CRC is a loop.
+    """
+    count, head_bytes = len(heads), heads.dtype.itemsize
+    tail_bytes = [b"".join(tail) for tail in tails]
+    sizes = np.fromiter(map(len, tail_bytes), np.int64, count) + head_bytes
+    heads["size_bytes"], heads["magic"] = sizes, MAGIC
+    heads["batch_length"], heads["batch_index"] = count, np.arange(count)
+    raw = memoryview(bytearray(heads.tobytes()))
+    crc32, pack_into, at, offset = zlib.crc32, struct.pack_into, 0, commit_log_offset
+    parts: list[Any] = []
+    for tail, size in zip(tail_bytes, sizes.tolist(), strict=True):
+        head = raw[at : at + head_bytes]
+        pack_into("<I", head, CRC_AT, crc32(tail, crc32(head[CRC_FROM:], offset & 0xFFFFFFFF)))
+        parts.append(head)
+        parts.append(tail)
+        at, offset = at + head_bytes, offset + size
+    return bytearray().join(parts)
+
+
+def encode_pad(size_bytes: int, commit_log_offset: int) -> bytes:
+    """A PAD frame of the given size: its bytes behind the head are zero."""
+    head = bytearray(HEAD_STRUCT.pack(size_bytes, MAGIC, FrameKind.PAD, 0, 0, 1, 0, 0, 0))
+    struct.pack_into("<I", head, CRC_AT, frame_crc(bytes(head), commit_log_offset))
+    return bytes(head)
+
+
+def op_heads(ops: Sequence[Op], first_op_offset: int, now_ms: int) -> np.ndarray[Any, Any]:
+    count = len(ops)
+    heads = np.zeros(count, OP_HEAD)
+    heads["kind"], heads["stored_at_ms"] = FrameKind.OP, now_ms
+    heads["queue_offset"] = np.arange(first_op_offset, first_op_offset + count)
+    heads["half_offset"] = [op.half_offset for op in ops]
+    heads["position"] = [op.position for op in ops]
+    heads["group_no"] = [op.group_no for op in ops]
+    heads["op_kind"] = [op.kind for op in ops]
+    heads["via"] = [op.via for op in ops]
+    heads["detail_bytes"] = [len(op.detail) for op in ops]
+    return heads
+
+
+def op_tail(op: Op) -> tuple[bytes, ...]:
+    return (op.detail, np.asarray(op.asked, "<i8").tobytes()) if op.asked else (op.detail,)
+
+
+def encode_detail(actor: str = "", remark: str = "") -> bytes:
+    """Actor and remark of an op; a remark that is too long is cut, never refused."""
+    if not actor and not remark:
+        return b""
+    detail = {key: value for key, value in (("actor", actor[:256]), ("remark", remark[:1024])) if value}
+    return json.dumps(detail).encode()
+
+
+def read_head(log: memoryview, at: int = 0) -> tuple[int, ...]:
+    """(size, magic, kind, reserved, crc, batch_length, batch_index, queue_offset, stored_at_ms)."""
+    return HEAD_STRUCT.unpack_from(log, at)
+
+
+def check_frame(frame: memoryview, commit_log_offset: int, file: str) -> None:
+    """Raise Corrupt unless these bytes are a valid frame for this place."""
+    if len(frame) < HEAD_STRUCT.size:
+        raise Corrupt(file, commit_log_offset, f"a frame has at least {HEAD_STRUCT.size} bytes, not {len(frame)}")
+    size, magic, kind, _, crc, *_ = read_head(frame)
+    if magic != MAGIC or size != len(frame):
+        raise Corrupt(file, commit_log_offset, f"not a frame of {len(frame)} bytes (magic {magic:#06x}, size {size})")
+    # A PAD's rest is never read: its CRC covers the head only.
+    covered = frame[: HEAD_STRUCT.size] if kind == FrameKind.PAD else frame
+    if frame_crc(covered, commit_log_offset) != crc:
+        raise Corrupt(file, commit_log_offset, "the frame's CRC does not match its bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A decoded frame, for people and for consumers."""
+
+    commit_log_offset: int
+    size_bytes: int
+    kind: FrameKind
+    queue_offset: int
+    stored_at_ms: int
+    batch_length: int
+    batch_index: int
+    fields: dict[str, int]
+    body: bytes = b""
+    properties: dict[str, str] = field(default_factory=dict)
+    detail: dict[str, str] = field(default_factory=dict)
+    asked: tuple[int, ...] = ()
+
+
+def decode_frame(frame: memoryview, commit_log_offset: int, file: str = "commitlog") -> Frame:
+    """Decode a frame after checking it. The bytes are copied."""
+    check_frame(frame, commit_log_offset, file)
+    kind = FrameKind(frame[6])
+    if kind in (FrameKind.HALF, FrameKind.MESSAGE):
+        return _decode_message(frame, commit_log_offset, kind)
+    if kind == FrameKind.OP:
+        return _decode_op(frame, commit_log_offset)
+    size, _, _, _, _, length, index, queue_offset, stored_at_ms = read_head(frame)
+    return Frame(commit_log_offset, size, kind, queue_offset, stored_at_ms, length, index, {})
+
+
+def _fields(dtype: np.dtype[Any], frame: memoryview) -> dict[str, Any]:
+    head = np.frombuffer(frame, dtype, 1)[0]
+    return {name: head[name].item() for name in dtype.names or ()}
+
+
+def _decode_message(frame: memoryview, commit_log_offset: int, kind: FrameKind) -> Frame:
+    fields = _fields(HALF_HEAD, frame)
+    body_at = HALF_HEAD.itemsize
+    properties_at = body_at + fields["body_bytes"]
+    if properties_at + fields["properties_bytes"] != len(frame):
+        raise Corrupt("commitlog", commit_log_offset, "body and properties do not fill the frame")
+    properties = decode_properties(bytes(frame[properties_at:]))
+    return _frame(fields, commit_log_offset, kind, body=bytes(frame[body_at:properties_at]), properties=properties)
+
+
+def _decode_op(frame: memoryview, commit_log_offset: int) -> Frame:
+    fields = _fields(OP_HEAD, frame)
+    asked_at = OP_HEAD.itemsize + fields["detail_bytes"]
+    asked = tuple(np.frombuffer(frame[asked_at:], "<i8").tolist())
+    try:
+        detail = json.loads(bytes(frame[OP_HEAD.itemsize : asked_at]) or b"{}")
+    except ValueError:
+        detail = {}
+    return _frame(fields, commit_log_offset, FrameKind.OP, detail=detail, asked=asked)
+
+
+def _frame(fields: dict[str, Any], commit_log_offset: int, kind: FrameKind, **rest: Any) -> Frame:
+    own = {name: value for name, value in fields.items() if name not in HEAD.names and isinstance(value, int)}  # type: ignore[operator]
+    return Frame(
+        commit_log_offset,
+        fields["size_bytes"],
+        kind,
+        fields["queue_offset"],
+        fields["stored_at_ms"],
+        fields["batch_length"],
+        fields["batch_index"],
+        own,
+        **rest,
+    )

@@ -1,0 +1,570 @@
+"""The job's side of the store: settlement batches, made durable in the redo log and then applied.
+
+Files it writes: redo log, state table, topic queues, check, proposal, discard and quarantine queue, catalogue, job.published,
+job.checkpoint.
+
+`job.checkpoint` (JSON and its CRC, replaced as a whole) says what recovery may rely on:
+    generation   whose files it speaks of
+    redo_end     everything before it is applied to them, durably
+    marker       of the last batch before redo_end
+    clean        true when the job closed in order: redo_end is then the end of the redo log
+    ledger       what retention knows, see `retention.py`
+
+Settling, in this order: room in the redo log → batch into the redo log, flush → rows → queues → publish. Everything after the
+flush is
+derived and may be done again: the values are absolute.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from store import disk, redo_log
+from store.catalogue import Catalogue
+from store.consume_queue import REASON_SHIFT, ConsumeQueue, make_entries
+from store.directory import Geometry, Lock, StoreDirectory
+from store.edge import Progress, no_progress
+from store.errors import BatchBeyondCursor, Corrupt, CursorBeyondLog, StoreUnusable
+from store.published import JOB_MAGIC, JobSlot, PublishedPage
+from store.reader import LogReader, topic_queue_name
+from store.records import ENTRY, HALF, ROW, State, pack_words, queue_key_of, queue_offset_of, topic_of_key
+from store.redo_log import MARKER_ENTRIES, REDO, TOTALS, Marker, RedoKind, RedoLog, kinds_of, numbers_of
+from store.retention import Ledger
+from store.state_table import StateTable
+
+CHECKPOINT: Final = "job.checkpoint"
+#: Replaying this many entries takes well under two seconds.
+CHECKPOINT_ENTRIES: Final = 2_000_000
+_ROW_KINDS: Final = np.zeros(256, bool)
+_ROW_KINDS[[int(kind) for kind in RedoKind if kind not in (RedoKind.IMAGE_REST, RedoKind.QUARANTINE_OP, RedoKind.MESSAGE)]] = True
+
+Array = np.ndarray[Any, Any]
+Ints = npt.NDArray[np.int64]
+TOTAL_OF_STATE: Final = {State.DISCARDED_MAX: "discards_max", State.DISCARDED_EXPIRED: "discards_expired"}
+
+
+class Batch:
+    """One settlement batch under construction: entries and the marker that will close them. Touches no disk."""
+
+    def __init__(self, before: Marker, *, half_cursor: int, op_cursor: int, now_ms: int) -> None:
+        self.before = before
+        self.marker = before.copy()
+        self.marker.half_cursor, self.marker.op_cursor, self.marker.now_ms = half_cursor, op_cursor, now_ms
+        self.marker.sequence += 1
+        self._parts: list[Array] = []
+
+    @property
+    def entries(self) -> Array:
+        return np.concatenate(self._parts) if self._parts else np.empty(0, REDO)
+
+    def _add(self, kind: RedoKind, numbers: Any, words: Any, positions: Any) -> None:
+        if len(numbers):
+            self._parts.append(redo_log.make_entries(kind, numbers, words, positions))
+
+    def _places(self, queue: str, count: int) -> Ints:
+        """The next `count` places of one of the four numbered queues."""
+        end: int = getattr(self.marker, f"{queue}_end")
+        setattr(self.marker, f"{queue}_end", end + count)
+        return np.arange(end, end + count, dtype=np.int64)
+
+    def begin_round(self, round_no: int) -> None:
+        """Check entries from here on belong to this round; the earlier ones have lapsed."""
+        self.marker.round_no, self.marker.round_check_start = round_no, self.marker.check_end
+
+    def prepare(self, halves: Array) -> Array:
+        """New rows for halves (records.HALF). The rows. Corrupt ones keep their number as QUARANTINED."""
+        rows = rows_of_halves(halves)
+        self._image(halves["half_offset"], rows)
+        corrupt = np.flatnonzero(halves["corrupt"])
+        if len(corrupt):
+            positions = self._places("quarantine", len(corrupt))
+            self._add(RedoKind.QUARANTINE, halves["half_offset"][corrupt], rows["word"][corrupt], positions)
+        self.marker.totals["prepares"] += len(halves)
+        self.marker.totals["quarantined"] += len(corrupt)
+        return rows
+
+    def _image(self, half_offsets: Any, rows: Array) -> None:
+        if len(rows):
+            self._parts.append(redo_log.make_images(half_offsets, rows))
+
+    def set_words(self, half_offsets: Any, words: Any) -> None:
+        """Rows whose word changes and nothing else: a roll-back is counted with `roll_back`, an asked half here."""
+        self._add(RedoKind.ROW, half_offsets, words, -1)
+
+    def release(self, half_offsets: Any, words: Any, positions: Any) -> None:
+        self._add(RedoKind.RELEASE, half_offsets, words, positions)
+        self.marker.totals["commits"] += len(half_offsets)
+
+    def roll_back(self, half_offsets: Any, words: Any) -> None:
+        self._add(RedoKind.ROW, half_offsets, words, -1)
+        self.marker.totals["rollbacks"] += len(half_offsets)
+
+    def hole(self, half_offsets: Any, words: Any, positions: Any) -> None:
+        """Commits of quarantined halves: their place stays empty for good."""
+        self._add(RedoKind.HOLE, half_offsets, words, positions)
+
+    def discard(self, half_offsets: Any, words: Any, state: int) -> None:
+        """Discard ops read back: the halves go to the discard queue with the reason, DISCARDED_MAX or DISCARDED_EXPIRED."""
+        places = self._places("discard", len(half_offsets)) | (state << REASON_SHIFT)
+        self._add(RedoKind.DISCARD, half_offsets, words, places)
+        self.marker.totals[TOTAL_OF_STATE[State(state)]] += len(half_offsets)
+
+    def resume(self, half_offsets: Any, rows: Array, *, reopened: int) -> None:
+        """Rows that are pending (again) with a new stored time; `reopened` of them were discarded before."""
+        self._image(half_offsets, rows)
+        self.marker.totals["resumes"] += reopened
+
+    def check(self, half_offsets: Any, words: Any) -> None:
+        """Check requests for these halves go into the check queue."""
+        self._add(RedoKind.CHECK, half_offsets, words, self._places("check", len(half_offsets)))
+
+    def propose_discard(self, half_offsets: Any, words: Any, states: Any) -> None:
+        """Proposals for the edge, which turns each into a discard op unless the half has ended meanwhile."""
+        places = self._places("proposal", len(half_offsets)) | (np.asarray(states, np.int64) << REASON_SHIFT)
+        self._add(RedoKind.PROPOSE, half_offsets, words, places)
+
+    def quarantine_ops(self, op_offsets: Any) -> None:
+        """Corrupt ops, reported to the edge."""
+        self._add(RedoKind.QUARANTINE_OP, op_offsets, 0, self._places("quarantine", len(op_offsets)))
+
+    def messages(self, op_offsets: Any, sizes: Any, positions: Any) -> None:
+        """Ordinary messages, released without a half."""
+        self._add(RedoKind.MESSAGE, op_offsets, sizes, positions)
+        self.marker.totals["messages"] += len(op_offsets)
+
+
+def rows_of_halves(halves: Array) -> Array:
+    """The first row of each half."""
+    rows = np.empty(len(halves), ROW)
+    for name in ("commit_log_offset", "size_bytes", "stored_at_s", "group_no"):
+        rows[name] = halves[name]
+    state = np.where(halves["corrupt"] != 0, int(State.QUARANTINED), int(State.PREPARED))
+    rows["word"] = pack_words(state, 0, halves["immunity_s"], 0, 0)
+    return rows
+
+
+@dataclass(slots=True)
+class JobRecovery:
+    """What opening had to do."""
+
+    clean: bool = False
+    rebuilt: bool = False
+    reason: str = ""
+    entries_replayed: int = 0
+    cut_at: int = 0
+
+
+class JobStore:
+    """One process opens it at a time, and one thread uses it. The edge is opened first: it says how far the log reaches."""
+
+    generation: int
+    root: Path
+    marker: Marker
+    ledger: Ledger
+    table: StateTable
+    catalogue: Catalogue
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        geometry: Geometry | None = None,
+        rebuild: bool = False,
+        checkpoint_entries: int = CHECKPOINT_ENTRIES,
+        progress: Progress = no_progress,
+    ) -> None:
+        self.directory = StoreDirectory(root, geometry, create=False)
+        self.checkpoint_entries = checkpoint_entries
+        self._lock = Lock(root / "job.lock", "the settling job of this store")
+        try:
+            self.log = LogReader(self.directory)
+            shape = self.directory.geometry
+            self.redo = RedoLog(self.directory.redo_log(), shape.redo_entries_per_file, writable=True)
+            self.page = PublishedPage(root / "job.published", JOB_MAGIC, writable=True)
+            self.recovery = JobRecovery()
+            self._failed: StoreUnusable | None = None
+            self._recover(rebuild, progress)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    # --- settling -------------------------------------------------------------------------------------------------------
+    def batch(self, *, half_cursor: int, op_cursor: int, now_ms: int) -> Batch:
+        """Begin a batch that will move the cursors to these values."""
+        if half_cursor < self.marker.half_cursor or op_cursor < self.marker.op_cursor:
+            raise BatchBeyondCursor(
+                f"cursors go forward only: {half_cursor}, {op_cursor} after {self.marker.half_cursor}, {self.marker.op_cursor}"
+            )
+        return Batch(self.marker, half_cursor=half_cursor, op_cursor=op_cursor, now_ms=now_ms)
+
+    def commit(self, batch: Batch) -> None:
+        """1 redo log, flushed · 2 applied · 3 published · 4 now and then a checkpoint."""
+        if self._failed is not None:
+            raise StoreUnusable(f"refused since an earlier failure: {self._failed}") from self._failed
+        if batch.before is not self.marker:
+            raise BatchBeyondCursor("the batch was begun before another one was committed")
+        entries = batch.entries
+        try:
+            self.redo.append(entries, batch.marker)  # 1
+            self._apply(entries, self.marker, batch.marker)  # 2
+        except StoreUnusable as error:
+            self._failed = error
+            raise
+        self._unflushed += len(entries) + MARKER_ENTRIES
+        self._publish()  # 3
+        if self._unflushed >= self.checkpoint_entries:  # 4
+            self.checkpoint()
+
+    def _apply(self, entries: Array, before: Marker, marker: Marker) -> None:
+        with disk.failpoint("apply.rows"):
+            self._apply_rows(entries)
+        with disk.failpoint("apply.queues"):
+            self._apply_queues(entries, marker)
+        self.ledger.touch_logs(self.log, before, marker)
+        self.marker = marker
+
+    def _apply_rows(self, entries: Array) -> None:
+        kinds = kinds_of(entries)
+        images = np.flatnonzero(kinds == RedoKind.IMAGE)
+        if len(images):
+            self._put_images(entries[images], entries[images + 1])
+        chosen = np.flatnonzero(_ROW_KINDS[kinds])
+        if len(chosen) > len(images):
+            numbers = numbers_of(entries)[chosen]
+            last = last_of_each(numbers)
+            self.table.set_words(numbers[last], entries["word"][chosen][last])
+
+    def _put_images(self, images: Array, rest: Array) -> None:
+        numbers = numbers_of(images)
+        last = last_of_each(numbers)
+        rows = np.empty(len(last), ROW)
+        rows["commit_log_offset"], rows["word"] = images["position"][last], images["word"][last]
+        rows["size_bytes"] = rest["word"][last].astype(np.int32)
+        rows["stored_at_s"] = rest["position"][last] >> 32
+        rows["group_no"] = (rest["position"][last] & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
+        numbers = numbers[last]
+        first, stop = int(numbers.min()), int(numbers.max()) + 1
+        self.table.ensure(first, stop)
+        self.table.put(numbers, rows)
+        self.ledger.touch_rows(numbers, int(rows["stored_at_s"].max()) * 1000)
+
+    def _apply_queues(self, entries: Array, marker: Marker) -> None:
+        kinds, numbers = kinds_of(entries), numbers_of(entries)
+        for kind, name in ((RedoKind.CHECK, "check"), (RedoKind.PROPOSE, "proposal"), (RedoKind.DISCARD, "discard")):
+            chosen = np.flatnonzero(kinds == kind)
+            if len(chosen):
+                self._point_at_halves(name, numbers[chosen], entries[chosen], marker)
+        chosen = np.flatnonzero((kinds == RedoKind.QUARANTINE) | (kinds == RedoKind.QUARANTINE_OP))
+        if len(chosen):
+            self._quarantine(kinds[chosen], numbers[chosen], entries["position"][chosen])
+        released = np.flatnonzero((kinds == RedoKind.RELEASE) | (kinds == RedoKind.HOLE) | (kinds == RedoKind.MESSAGE))
+        if len(released):
+            self._release(kinds[released], numbers[released], entries["position"][released], marker)
+        ended = np.flatnonzero(kinds == RedoKind.ROW)
+        if len(ended):
+            self.ledger.touch_rows(numbers[ended], marker.now_ms)
+
+    def _point_at_halves(self, name: str, half_offsets: Ints, entries: Array, marker: Marker) -> None:
+        rows = self.table.get(half_offsets)
+        tags, positions = half_offsets, entries["position"]
+        if name != "check":
+            tags, positions = (
+                half_offsets | (positions >> REASON_SHIFT << REASON_SHIFT),
+                positions & ((1 << REASON_SHIFT) - 1),
+            )
+        if name == "discard":
+            self.ledger.touch_places(rows["commit_log_offset"], marker.now_ms)
+            self.ledger.touch_rows(half_offsets, marker.now_ms)
+        self._queue(name).scatter(positions, make_entries(rows["commit_log_offset"], rows["size_bytes"], tags))
+
+    def _quarantine(self, kinds: Array, numbers: Ints, positions: Ints) -> None:
+        of_half = kinds == RedoKind.QUARANTINE
+        found = np.zeros(len(numbers), ENTRY)
+        rows = self.table.get(numbers[of_half])
+        found["commit_log_offset"][of_half], found["size_bytes"][of_half] = (
+            rows["commit_log_offset"],
+            rows["size_bytes"],
+        )
+        found[~of_half] = self._op_entries(numbers[~of_half])
+        found["tags_code"] = np.where(of_half, numbers, -1 - numbers)
+        self._queue("quarantine").scatter(positions, found)
+
+    def _release(self, kinds: Array, numbers: Ints, positions: Ints, marker: Marker) -> None:
+        found = np.zeros(len(numbers), ENTRY)
+        of_half = kinds == RedoKind.RELEASE
+        rows = self.table.get(numbers[of_half])
+        found["commit_log_offset"][of_half], found["size_bytes"][of_half] = (
+            rows["commit_log_offset"],
+            rows["size_bytes"],
+        )
+        of_message = kinds == RedoKind.MESSAGE
+        found[of_message] = self._op_entries(numbers[of_message])
+        body = found["size_bytes"] > 0
+        found["tags_code"][body] = self.log.tags_codes(found["commit_log_offset"][body])
+        found["commit_log_offset"][~body] = -1
+        self.ledger.touch_places(found["commit_log_offset"][body], marker.now_ms)
+        self.ledger.touch_rows(numbers[kinds != RedoKind.MESSAGE], marker.now_ms)
+        keys, offsets = queue_key_of(positions), queue_offset_of(positions)
+        for key in np.unique(keys).tolist():
+            self._release_to(key, offsets[keys == key], found[keys == key])
+
+    def _op_entries(self, op_offsets: Ints) -> Array:
+        """Entries of the op queue; holes where it no longer reaches back."""
+        found = np.zeros(len(op_offsets), ENTRY)
+        there = op_offsets >= self.log.op_queue.begin
+        if there.any():
+            first = int(op_offsets[there].min())
+            found[there] = self.log.op_queue.read(first, int(op_offsets.max()) + 1)[op_offsets[there] - first]
+        return found
+
+    def _release_to(self, queue_key: int, offsets: Ints, entries: Array) -> None:
+        begin, _ = self.catalogue.extent(queue_key)
+        order = np.argsort(offsets, kind="stable")
+        order = order[offsets[order] >= begin]
+        if len(order):
+            self._queue(topic_queue_name(*topic_of_key(queue_key))).scatter(offsets[order], entries[order])
+            self._ends[queue_key] = max(self._ends.get(queue_key, 0), int(offsets[order[-1]]) + 1)
+            if queue_key not in self._begins:
+                self._begins[queue_key] = int(offsets[order[0]])
+
+    def _queue(self, name: str) -> ConsumeQueue:
+        queue = self._queues.get(name)
+        if queue is None:
+            entries = self.directory.geometry.topic_queue_entries_per_file
+            queue = self._queues[name] = ConsumeQueue(self.root / name, entries, "queue", writable=True)
+        return queue
+
+    def _publish(self) -> None:
+        marker, page = self.marker, self.page
+        for queue_key, end in self._ends.items():
+            self.catalogue.extend(queue_key, self._begins.get(queue_key, 0), end)
+        self._ends.clear()
+        for slot, value in (
+            (JobSlot.CHECK_END, marker.check_end),
+            (JobSlot.PROPOSAL_END, marker.proposal_end),
+            (JobSlot.DISCARD_END, marker.discard_end),
+            (JobSlot.QUARANTINE_END, marker.quarantine_end),
+            (JobSlot.ROUND_CHECK_START, marker.round_check_start),
+            (JobSlot.ROUND_NO, marker.round_no),
+            (JobSlot.ROW_BEGIN, self.table.begin),
+            (JobSlot.NOW_MS, marker.now_ms),
+            (JobSlot.GENERATION, self.generation),
+            (JobSlot.OP_CURSOR, marker.op_cursor),
+            (JobSlot.HALF_CURSOR, marker.half_cursor),
+        ):
+            page[slot] = value
+        for number, name in enumerate(TOTALS):
+            page[JobSlot.TOTALS + number] = marker.totals[name]
+
+    def heartbeat(self, now_ms: int) -> None:
+        self.page[JobSlot.HEARTBEAT_MS] = now_ms
+
+    # --- checkpoint, retention, close -----------------------------------------------------------------------------------
+    def checkpoint(self, *, clean: bool = False) -> None:
+        """Flush what is derived and note how far recovery may rely on it."""
+        self.table.flush()
+        for queue in self._queues.values():
+            queue.flush()
+        self.catalogue.file.flush()
+        state = {
+            "generation": self.generation,
+            "redo_end": self.redo.end,
+            "marker": redo_log.marker_to_dict(self.marker),
+            "ledger": self.ledger.to_dict(),
+            "clean": clean,
+        }
+        disk.write_json(self.directory.root / CHECKPOINT, state, CHECKPOINT)
+        self._unflushed = 0
+
+    def retain(self, now_ms: int, retention_ms: int) -> dict[str, int]:
+        """Delete this side's files that nobody needs, and publish how far the edge may delete its own (see retention.py)."""
+        self.ledger.advance(self, now_ms, retention_ms)
+        marks = self.ledger
+        removed = {"state": self.table.remove_before(marks.half_low_water)}
+        self.checkpoint()
+        removed["redo"] = self._retain_redo()
+        removed["topics"] = self._retain_topics()
+        self.page[JobSlot.ROW_BEGIN] = self.table.begin
+        self.page[JobSlot.HALF_LOW_WATER], self.page[JobSlot.OP_LOW_WATER] = marks.half_low_water, marks.op_low_water
+        self.page[JobSlot.LOG_LOW_WATER] = marks.log_low_water
+        return removed
+
+    def _retain_redo(self) -> int:
+        """A redo file goes when every row that it speaks of is gone: a rebuild without it gives the same table."""
+        keep = self.redo.end - self.redo.end % self.redo.file.segment_bytes
+        for start in self.redo.file.starts():
+            if start >= keep or self.redo.newest_number(start, self.marker.half_cursor) >= self.table.begin:
+                keep = start
+                break
+        return self.redo.file.remove_before(keep)
+
+    def _retain_topics(self) -> int:
+        removed = 0
+        for queue_key in self.catalogue.queue_keys():
+            begin, end = self.catalogue.extent(queue_key)
+            queue = self._queue(topic_queue_name(*topic_of_key(queue_key)))
+            first = self.ledger.first_kept(queue, begin, end)
+            self.catalogue.raise_begin(queue_key, first)
+            removed += queue.remove_before(first)
+        for name in ("check", "proposal", "discard", "quarantine"):
+            queue = self._queue(name)
+            end = getattr(self.marker, f"{name}_end")
+            if queue.file.starts() and end > queue.begin:
+                removed += queue.remove_before(self.ledger.first_kept(queue, queue.begin, end))
+        return removed
+
+    def close(self) -> None:
+        """Flush, note a clean exit, let go of the lock."""
+        try:
+            if self._failed is None:
+                self.checkpoint(clean=True)
+        finally:
+            self._release_files()
+            self._lock.release()
+
+    def _release_files(self) -> None:
+        self.table.close()
+        self.catalogue.close()
+        for queue in self._queues.values():
+            queue.close()
+        self.redo.close()
+        self.log.close()
+
+    def __enter__(self) -> JobStore:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._release_files()
+            self._lock.release()
+
+    # --- recovery -------------------------------------------------------------------------------------------------------
+    def _recover(self, rebuild: bool, progress: Progress) -> None:
+        """1 checkpoint · 2 replay the redo log behind it · 3 cut its torn tail · 4 validate, or rebuild · 5 compare with the
+        log · 6 publish."""
+        try:
+            state = disk.read_json(self.directory.root / CHECKPOINT)
+            reason = "" if state else "there is no checkpoint"
+        except Corrupt as error:
+            state, reason = None, str(error)
+        generation = self.directory.current_generation()
+        if state is not None and state["generation"] != generation:
+            reason = f"the checkpoint speaks of generation {state['generation']}, not {generation}"
+            state = None
+        if rebuild:
+            state, reason = None, "asked for"
+        fresh = generation is None and not self.redo.file.starts()
+        if state is not None:
+            reason = self._resume_from(state, progress)
+        if reason and not fresh:
+            self._rebuild(generation or 0, reason, progress)
+        elif fresh:
+            self._open_generation(1, Marker(), Ledger(self.directory.geometry))
+            self.directory.switch_generation(1)
+        if not self.recovery.clean:
+            self.redo.cut(self.redo.end)  # 3
+        self._compare_with_log()  # 5
+        self.checkpoint()
+        self._remove_other_generations()
+        self._publish()  # 6
+        self.page[JobSlot.EPOCH] += 1
+
+    def _open_generation(self, number: int, marker: Marker, ledger: Ledger) -> None:
+        self.generation, self.root = number, self.directory.generation(number)
+        self.marker, self.ledger = marker, ledger
+        disk.make_directory(self.root)
+        shape = self.directory.geometry
+        self.table = StateTable(self.root / "statetable" / "0", shape.state_rows_per_file, writable=True)
+        self.catalogue = Catalogue(self.root / "catalogue", writable=True)
+        self._queues: dict[str, ConsumeQueue] = {}
+        self._ends: dict[int, int] = {}
+        self._begins: dict[int, int] = {}
+        self._unflushed = 0
+
+    def _resume_from(self, state: dict[str, Any], progress: Progress) -> str:
+        """Steps 2 and 4 from a checkpoint; "" or why it cannot be trusted."""
+        self.recovery.clean = bool(state["clean"])
+        marker, start = redo_log.marker_from_dict(state["marker"]), int(state["redo_end"])
+        try:
+            self._open_generation(int(state["generation"]), marker, Ledger.from_dict(self.directory.geometry, state["ledger"]))
+            if marker.half_cursor > self.table.allocated:
+                return f"the state table ends at row {self.table.allocated}, before the cursor {marker.half_cursor}"
+            self.table.count_pending()
+            self._replay(start, marker.sequence, progress)
+        except Corrupt as error:
+            return str(error)
+        if self.table.pending != self.marker.pending:
+            return f"{self.table.pending} rows are pending, {self.marker.pending} should be"
+        return ""
+
+    def _replay(self, start: int, sequence: int | None, progress: Progress) -> None:
+        """Apply all valid batches behind `start`, many at a time."""
+        self.redo.end = start
+        window: list[redo_log.RedoBatch] = []
+        size, total = 0, max(self.redo.file.end - start, 1)
+        for batch in self.redo.batches(start, sequence):
+            window.append(batch)
+            size += len(batch.entries)
+            if size >= RedoLog.WINDOW_ENTRIES:
+                self._apply_window(window)
+                progress(batch.end - start, total, "replaying the redo log")
+                window, size = [], 0
+        self._apply_window(window)
+        self.recovery.cut_at = self.redo.end
+
+    def _apply_window(self, window: list[redo_log.RedoBatch]) -> None:
+        if window:
+            entries = window[0].entries if len(window) == 1 else np.concatenate([batch.entries for batch in window])
+            self._apply(entries, self.marker, window[-1].marker)
+            self.redo.end = window[-1].end
+            self.recovery.entries_replayed += len(entries)
+
+    def _rebuild(self, current: int, reason: str, progress: Progress) -> None:
+        """State table and queues from the redo log, in a generation of their own that is switched to when it is whole."""
+        self.recovery.clean, self.recovery.rebuilt, self.recovery.reason = False, True, reason
+        number = current + 1
+        shutil.rmtree(self.directory.generation(number), ignore_errors=True)
+        self._open_generation(number, Marker(), Ledger(self.directory.geometry))
+        start = self.redo.first_batch()
+        self._replay(start, 0 if start == 0 else None, progress)
+        for queue_key, end in self._ends.items():
+            self.catalogue.extend(queue_key, self._begins.get(queue_key, 0), end)
+        self.table.flush()
+        for queue in self._queues.values():
+            queue.flush()
+        self.catalogue.file.flush()
+        self.directory.switch_generation(number)
+
+    def _compare_with_log(self) -> None:
+        half_end, op_end = self.log.ends()
+        if self.marker.half_cursor > half_end or self.marker.op_cursor > op_end:
+            raise CursorBeyondLog(
+                f"{self.directory.root}: settled up to half {self.marker.half_cursor} and op {self.marker.op_cursor}, but the log "
+                f"ends at half {half_end} and op {op_end}: an older log was put here, or the edge has not been opened since the "
+                "machine failed. Open the edge first; if this stays, restore a whole backup (escrow store restore)"
+            )
+
+    def _remove_other_generations(self) -> None:
+        for name in sorted(os.listdir(self.directory.transaction)):
+            if name.startswith("generation-") and name != self.root.name:
+                shutil.rmtree(self.directory.transaction / name, ignore_errors=True)
+
+
+def last_of_each(numbers: Ints) -> Ints:
+    """Where each number stands last. numpy promises no order when an index repeats, so repeats are taken out first."""
+    if len(numbers) < 2 or bool((np.diff(numbers) > 0).all()):
+        return np.arange(len(numbers))
+    _, first = np.unique(numbers[::-1], return_index=True)
+    return len(numbers) - 1 - first
+
+
+__all__ = ["HALF", "Batch", "JobRecovery", "JobStore", "last_of_each", "rows_of_halves"]

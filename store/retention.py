@@ -1,0 +1,148 @@
+"""Retention: what may be deleted, so that disk use is bounded whatever consumers do and nothing pending is ever lost.
+
+Files go whole and only from the front. The job decides, deletes its own and publishes low-water marks; the edge deletes behind
+them.
+
+- A commit log segment goes when nothing pending points into it and its newest append, release and discard are older than
+fileReservedTime.
+- A state file goes when it is full, nothing in it is pending and its last change is older than fileReservedTime. Its ids are
+then `gone`.
+- Queue files go when all their entries point before the log's low-water mark; "unread" does not pin them.
+- A redo file goes when every row that it speaks of is gone.
+
+The ledger keeps the newest touch of each segment and state file, in the job's checkpoint; a replay touches the same again.
+After a rebuild from the redo log
+touches are those of the replayed batches. Times err on the late side: a file may stay longer, never shorter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from store.consume_queue import ConsumeQueue
+from store.directory import Geometry
+from store.records import STATE_MASK, State
+
+if TYPE_CHECKING:
+    from store.job import JobStore
+    from store.reader import LogReader
+    from store.redo_log import Marker
+
+Ints = npt.NDArray[np.int64]
+
+
+class Ledger:
+    """Newest touch (ms) of each commit log segment and of each state file, by number; and the low-water marks."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._geometry = geometry
+        self.log_touch: dict[int, int] = {}
+        self.state_touch: dict[int, int] = {}
+        self.log_low_water = self.half_low_water = self.op_low_water = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "log_touch": sorted(self.log_touch.items()),
+            "state_touch": sorted(self.state_touch.items()),
+            "low_water": [self.log_low_water, self.half_low_water, self.op_low_water],
+        }
+
+    @classmethod
+    def from_dict(cls, geometry: Geometry, state: dict[str, Any]) -> Ledger:
+        ledger = cls(geometry)
+        ledger.log_touch = {int(key): int(value) for key, value in state["log_touch"]}
+        ledger.state_touch = {int(key): int(value) for key, value in state["state_touch"]}
+        ledger.log_low_water, ledger.half_low_water, ledger.op_low_water = state["low_water"]
+        return ledger
+
+    def touch_rows(self, half_offsets: Ints, at_ms: int) -> None:
+        _touch(self.state_touch, half_offsets, self._geometry.state_rows_per_file, at_ms)
+
+    def touch_places(self, commit_log_offsets: Ints, at_ms: int) -> None:
+        _touch(self.log_touch, commit_log_offsets, self._geometry.commit_log_segment_bytes, at_ms)
+
+    def touch_logs(self, log: LogReader, before: Marker, after: Marker) -> None:
+        """The segments that hold the halves and ops between two cursors were appended to no later than the batch's time."""
+        for queue, first, stop in (
+            (log.half_queue, before.half_cursor, after.half_cursor),
+            (log.op_queue, before.op_cursor, after.op_cursor),
+        ):
+            if stop > max(first, queue.begin):
+                ends = [queue.read(at, at + 1)["commit_log_offset"][0] for at in (max(first, queue.begin), stop - 1)]
+                segment = self._geometry.commit_log_segment_bytes
+                numbers = range(int(ends[0]) // segment, int(ends[1]) // segment + 1)
+                for number in numbers:
+                    self.log_touch[number] = max(self.log_touch.get(number, 0), after.now_ms)
+
+    def advance(self, job: JobStore, now_ms: int, retention_ms: int) -> None:
+        """Move the low-water marks as far as the rules allow, never back."""
+        oldest = now_ms - retention_ms
+        self.half_low_water = max(self.half_low_water, self._half_low(job, oldest))
+        self.log_low_water = max(self.log_low_water, self._log_low(job, oldest))
+        queue = job.log.op_queue
+        self.op_low_water = max(self.op_low_water, self.first_kept(queue, queue.begin, job.marker.op_cursor))
+        for touches, low in (
+            (self.log_touch, self.log_low_water // self._geometry.commit_log_segment_bytes),
+            (self.state_touch, self.half_low_water // self._geometry.state_rows_per_file),
+        ):
+            for number in [number for number in touches if number < low]:
+                del touches[number]
+
+    def _half_low(self, job: JobStore, oldest_ms: int) -> int:
+        size = self._geometry.state_rows_per_file
+        for file_no in job.table.file_numbers():
+            full = job.marker.half_cursor >= (file_no + 1) * size
+            if not full or job.table.pending_by_file.get(file_no, 0) or self.state_touch.get(file_no, 0) >= oldest_ms:
+                return file_no * size
+        return job.table.begin
+
+    def _log_low(self, job: JobStore, oldest_ms: int) -> int:
+        """The start of the first segment that must stay."""
+        size = self._geometry.commit_log_segment_bytes
+        limit = min(_first_pending_place(job), _unsettled_place(job))
+        for start in job.log.log.file.starts():
+            if start + size > limit or self.log_touch.get(start // size, 0) >= oldest_ms:
+                return start
+        return limit - limit % size
+
+    def first_kept(self, queue: ConsumeQueue, begin: int, end: int) -> int:
+        """The first entry of begin … end whose frame is not before the log's low-water mark (holes aside)."""
+        first = begin
+        while first < end:
+            stop = min(end, first + 65_536)
+            kept = np.flatnonzero(queue.read(first, stop)["commit_log_offset"] >= self.log_low_water)
+            if len(kept):
+                return first + int(kept[0])
+            first = stop
+        return end
+
+
+def _touch(touches: dict[int, int], places: Ints, size: int, at_ms: int) -> None:
+    for number in np.unique(places // size).tolist():
+        touches[number] = max(touches.get(number, 0), at_ms)
+
+
+def _first_pending_place(job: JobStore) -> int:
+    """commit_log_offset of the oldest pending half. Halves lie in the log in the order of their offsets, so the first row tells."""
+    for file_no in job.table.scannable():
+        rows = job.table.rows_of(file_no)
+        at = int(np.argmax((rows["word"] & np.uint32(STATE_MASK)) == np.uint32(State.PREPARED)))
+        return int(rows["commit_log_offset"][at])
+    return 1 << 62
+
+
+def _unsettled_place(job: JobStore) -> int:
+    """commit_log_offset of the first frame that has not been settled."""
+    half_end, op_end = job.log.ends()
+    places = [
+        int(queue.read(cursor, cursor + 1)["commit_log_offset"][0])
+        for queue, cursor, end in (
+            (job.log.half_queue, job.marker.half_cursor, half_end),
+            (job.log.op_queue, job.marker.op_cursor, op_end),
+        )
+        if cursor < end
+    ]
+    return min(places, default=1 << 62)

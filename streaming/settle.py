@@ -1,0 +1,194 @@
+"""Settlement: what is done with one batch of halves and ops, in numbered steps, on columns. No Spark in here.
+
+    1  drop what lies under the store's own cursor (a repeated batch changes nothing)
+    2  match the ops with the rows (checker.matcher)
+    3  write all of it and the new cursors to the redo log, one flush (store.job)
+    4  apply: rows, topic queues, discard queue (store.job)
+
+Check rounds are batches of their own over the applied table, in parts, so that releases never wait behind a round:
+
+    5  decide for every pending row (checker.decisions)
+    6  write requests and proposals to the redo log, one flush a part, and apply them
+
+Nothing here ends a transaction: a discard is a proposal, which the edge turns into an op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from checker.decisions import Decision, Tick, check_words, count_outstanding, decide
+from checker.matcher import Effect, Matched, match, mentioned_halves
+from checker.policy import Policy
+from store.errors import BatchBeyondCursor
+from store.job import Batch, JobStore
+from store.reader import LogReader
+from store.records import HALF, OP, ROW, State
+
+Array = np.ndarray[Any, Any]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+#: Rows decided between two flushes of a round: about 50 ms of work.
+ROUND_PART_ROWS: Final = 1 << 18
+_DISCARDS: Final = {Decision.DISCARD_MAX: State.DISCARDED_MAX, Decision.DISCARD_EXPIRED: State.DISCARDED_EXPIRED}
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A range of both queues: halves half_start … half_stop - 1 and ops op_start … op_stop - 1, in order, none missing."""
+
+    half_start: int
+    half_stop: int
+    op_start: int
+    op_stop: int
+    halves: Array = field(default_factory=lambda: np.empty(0, HALF))
+    ops: Array = field(default_factory=lambda: np.empty(0, OP))
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a batch did, for the metrics."""
+
+    effects: dict[Effect, int]
+    prepared: int
+    quarantined: int
+
+
+def read_feed(log: LogReader, half_start: int, op_start: int, records_max: int = 1 << 20) -> Feed:
+    """The next range of both queues, at most `records_max` of each. No op overtakes its half: where a half lies beyond the range,
+    the ops stop before the first that speaks of it."""
+    half_end, op_end = log.ends()
+    half_stop, op_stop = min(half_end, half_start + records_max), min(op_end, op_start + records_max)
+    if half_stop < half_end and op_stop > op_start:
+        beyond = np.flatnonzero(log.op_queue.read(op_start, op_stop)["tags_code"] >= half_stop)
+        op_stop = op_start + int(beyond[0]) if len(beyond) else op_stop
+    halves, ops = log.halves(half_start, half_stop), log.ops(op_start, op_stop)
+    return Feed(half_start, half_stop, op_start, op_stop, halves, ops)
+
+
+class Settler:
+    """Settles feeds into the store and runs check rounds over it."""
+
+    def __init__(self, job: JobStore, policy: Policy) -> None:
+        self.job, self.policy = job, policy
+
+    def settle(self, feed: Feed, now_ms: int) -> Settled:
+        """Steps 1 to 4 for one feed."""
+        marker = self.job.marker
+        if feed.half_start > marker.half_cursor or feed.op_start > marker.op_cursor:
+            raise BatchBeyondCursor(
+                f"the batch begins at half {feed.half_start} and op {feed.op_start}, the cursor stands at {marker.half_cursor} and "
+                f"{marker.op_cursor}: what lies between would be lost"
+            )
+        # 1
+        halves = feed.halves[feed.halves["half_offset"] >= marker.half_cursor]
+        ops = feed.ops[feed.ops["op_offset"] >= marker.op_cursor]
+        half_cursor, op_cursor = max(feed.half_stop, marker.half_cursor), max(feed.op_stop, marker.op_cursor)
+        if half_cursor == marker.half_cursor and op_cursor == marker.op_cursor:
+            return Settled({}, 0, 0)
+        batch = self.job.batch(half_cursor=half_cursor, op_cursor=op_cursor, now_ms=now_ms)
+        new_rows = batch.prepare(halves)
+        # 2
+        mentioned = mentioned_halves(ops)
+        rows = self._rows(mentioned, halves["half_offset"], new_rows)
+        matched = match(ops, mentioned, rows["word"], rows["group_no"], marker.round_no)
+        _write_effects(batch, ops, mentioned, rows, matched)
+        # 3, 4
+        self.job.commit(batch)
+        return Settled(matched.counts(), len(halves), int(np.count_nonzero(halves["corrupt"])))
+
+    def _rows(self, half_offsets: Ints, new_offsets: Ints, new_rows: Array) -> Array:
+        """Current rows of halves: of this batch where they are new, of the table otherwise."""
+        rows = self.job.table.get(half_offsets)
+        if len(new_offsets):
+            is_new = half_offsets >= new_offsets[0]
+            rows[is_new] = np.zeros(1, ROW)
+            known = is_new & (half_offsets <= new_offsets[-1])
+            rows[known] = new_rows[half_offsets[known] - new_offsets[0]]
+        return rows
+
+    # --- check rounds -------------------------------------------------------------------------------------------------
+    def check_round(self, tick: Tick, live: Bools) -> Iterator[dict[Decision, int]]:
+        """Steps 5 and 6 in parts: one item of decision counts for each. Between two parts other batches may be settled;
+        a row that they end is simply not pending any more when its part comes."""
+        if self.job.marker.round_no != tick.round_no:
+            batch = self._batch(tick.now_ms)
+            batch.begin_round(tick.round_no)
+            self.job.commit(batch)
+        outstanding = self._outstanding(tick.round_no, len(live))
+        for file_no in self.job.table.scannable():
+            size = self.job.table.rows_per_file
+            for start in range(0, size, ROUND_PART_ROWS):
+                counts, outstanding = self._round_part(file_no, start, tick, live, outstanding)
+                yield counts
+
+    def _outstanding(self, round_no: int, group_count: int) -> Ints:
+        table = self.job.table
+        found = np.zeros(group_count, np.int64)
+        for file_no in table.scannable():
+            found += count_outstanding(table.rows_of(file_no), round_no, group_count)
+        return found
+
+    def _round_part(self, file_no: int, start: int, tick: Tick, live: Bools, outstanding: Ints) -> tuple[dict[Decision, int], Ints]:
+        rows = self.job.table.rows_of(file_no)[start : start + ROUND_PART_ROWS]
+        decided = decide(rows, self.policy, live, tick, outstanding)
+        if len(decided.index):
+            batch = self._batch(tick.now_ms)
+            words = check_words(rows["word"][decided.index], tick.round_no)
+            half_offsets = decided.index + file_no * self.job.table.rows_per_file + start
+            checks = decided.decision == int(Decision.CHECK)
+            batch.check(half_offsets[checks], words[checks])
+            for decision, state in _DISCARDS.items():
+                chosen = decided.decision == int(decision)
+                batch.propose_discard(half_offsets[chosen], words[chosen], int(state))
+            self.job.commit(batch)
+        counts = {decision: int(decided.counts[decision]) for decision in Decision}
+        return counts, decided.outstanding_by_group
+
+    def _batch(self, now_ms: int) -> Batch:
+        marker = self.job.marker
+        return self.job.batch(half_cursor=marker.half_cursor, op_cursor=marker.op_cursor, now_ms=now_ms)
+
+
+def _write_effects(batch: Batch, ops: Array, half_offsets: Ints, rows: Array, matched: Matched) -> None:
+    """Effects of a batch's ops as redo entries. Every entry of a half carries its *final* word, so their order does not matter."""
+
+    def of(*effects: Effect) -> tuple[Array, Array]:
+        chosen = ops[matched.where(*effects)]
+        return chosen, matched.words[np.searchsorted(half_offsets, chosen["half_offset"])]
+
+    released, words = of(Effect.RELEASE)
+    batch.release(released["half_offset"], words, released["position"])
+    rolled_back, words = of(Effect.ROLLBACK)
+    batch.roll_back(rolled_back["half_offset"], words)
+    holes, words = of(Effect.HOLE)
+    batch.hole(holes["half_offset"], words, holes["position"])
+    _write_discards(batch, ops, matched, of)
+    _write_resumes(batch, half_offsets, rows, matched)
+    asked, words = of(Effect.ASKED, Effect.ANSWERED)
+    offsets, first = np.unique(asked["half_offset"], return_index=True)
+    batch.set_words(offsets, words[first])
+    batch.quarantine_ops(ops["op_offset"][matched.where(Effect.CORRUPT)])
+    messages = ops[matched.where(Effect.MESSAGE)]
+    batch.messages(messages["op_offset"], messages["size_bytes"], messages["position"])
+
+
+def _write_discards(batch: Batch, ops: Array, matched: Matched, of: Any) -> None:
+    """A discarded half that was resumed in the same batch is listed as discarded too: it was."""
+    for effect, state in ((Effect.DISCARD_MAX, State.DISCARDED_MAX), (Effect.DISCARD_EXPIRED, State.DISCARDED_EXPIRED)):
+        discarded, words = of(effect)
+        batch.discard(discarded["half_offset"], words, int(state))
+
+
+def _write_resumes(batch: Batch, half_offsets: Ints, rows: Array, matched: Matched) -> None:
+    chosen = np.flatnonzero(matched.stored_at_s >= 0)
+    if len(chosen):
+        resumed = rows[chosen]
+        resumed["stored_at_s"], resumed["word"] = matched.stored_at_s[chosen], matched.words[chosen]
+        batch.resume(half_offsets[chosen], resumed, reopened=len(matched.where(Effect.RESUME)))
