@@ -151,12 +151,11 @@ class CommitLog:
             if start not in self.file.starts():
                 at = start + self.segment_bytes
                 continue
-            # The magic lies 4 bytes into a frame.
-            found = self.file.segment(start).buffer.find(magic, at - start + 4, limit)
+            found = self.file.segment(start).buffer.find(magic, at - start + frames.MAGIC_AT, limit)
             if found < 0:
                 at = start + limit
                 continue
-            at = start + found - 4
+            at = start + found - frames.MAGIC_AT
             try:
                 if self._frame_at(at)[0]:
                     return at
@@ -174,7 +173,7 @@ class CommitLog:
         if room < HEAD_STRUCT.size:
             return room, FrameKind.PAD, 1, 0
         buffer = memoryview(self.file.segment(start).buffer)
-        size, magic, kind, _, _, length, index, *_ = frames.read_head(buffer, at - start)
+        _, size, magic, kind, _, length, index, *_ = frames.read_head(buffer, at - start)
         if size == 0 and magic == 0:
             return 0, 0, 0, 0
         if size < HEAD_STRUCT.size or size > room:

@@ -3,7 +3,7 @@
 entry, 20 bytes (as in RocketMQ)
       0  i64  commit_log_offset
       8  i32  size_bytes         0 = hole: nothing is here and nothing will be
-     12  i64  tags_code          half queue and topic queues: tags · op queue: half_offset, -1 for ASKED and MESSAGE ·
+     12  i64  tags_code          half queue and topic queues: tags · op queue: half_offset, -1 for MESSAGE, -2 for ASKED ·
                                  check queue: half_offset · proposal and discard queue: State << 56 | half_offset ·
                                  quarantine queue: half_offset, or -1 - op_offset
 
@@ -14,7 +14,7 @@ published pages do (`published.py`, `catalogue.py`), and recovery finds it again
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,7 +22,9 @@ from store.records import ENTRY
 from store.segments import SegmentedFile
 
 Entries = np.ndarray[Any, Any]
-REASON_SHIFT = 56
+REASON_SHIFT: Final = 56
+#: tags_code of an ASKED frame in the op queue: it speaks of many halves.
+ASKED_TAG: Final = -2
 
 
 class ConsumeQueue:
@@ -38,14 +40,16 @@ class ConsumeQueue:
 
     def put(self, first: int, entries: Entries) -> None:
         """Write consecutive entries at their fixed place."""
-        if not len(entries):
-            return
-        at = first * ENTRY.itemsize
+        if len(entries):
+            self.reach(first)
+            self.file.write(first * ENTRY.itemsize, entries.tobytes())
+
+    def reach(self, number: int) -> None:
+        """Make files up to this entry. The first file need not be number 0: a rebuilt queue begins where its oldest entry lies."""
+        at = number * ENTRY.itemsize
         if not self.file.starts():
-            # The first file need not be number 0: a rebuilt queue begins where its oldest entry lies.
             self.file.segment(at - at % self.file.segment_bytes, create=True)
         self.file.ensure(at)
-        self.file.write(at, entries.tobytes())
 
     def scatter(self, numbers: np.ndarray[Any, Any], entries: Entries) -> None:
         """Write entries at numbers that need not be consecutive (sorted, distinct), one write for each run."""

@@ -1,6 +1,6 @@
 """The edge's side of the store: takes halves, messages and ends, and answers only when they are durable.
 
-Files it writes: commit log, half queue, op queue, ends, dictionary, edge.published, edge.checkpoint.
+Files it writes: commit log, half queue, op queue, ends, dedup, dictionary, edge.published, edge.checkpoint.
 
 `edge.checkpoint` (JSON and its CRC, replaced as a whole) says what recovery may rely on:
     log_end      queues and ends reflect the log up to here, durably
@@ -8,15 +8,18 @@ Files it writes: commit log, half queue, op queue, ends, dictionary, edge.publis
     positions    [queue key, next queue_offset] of every topic queue that has had a commit
     clean        true when the edge closed in order: log_end is then the end of the log
 
-Appending, in this order: room in the queues → frames into the log → queue entries → ends. Only the log is flushed; the rest is
-derived from it and made durable by the next checkpoint. Nothing is published, so nothing is read by others, before it is flushed.
+Appending, in this order: room in the queues → frames into the log → queue entries → flush of the log → ends and dedup keys →
+published ends. Only the log is flushed; the rest is derived from it and made durable by the next checkpoint. Ends and keys
+wait in memory for the flush: a mapped page may reach the disk before the log does, and must never speak of an op that a power failure took away.
 """
 
 from __future__ import annotations
 
+import errno
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
@@ -25,25 +28,21 @@ import numpy as np
 
 from store import disk, frames
 from store.commit_log import CommitLog, GroupCommit, Placed
-from store.consume_queue import ConsumeQueue, make_entries
+from store.consume_queue import ASKED_TAG, ConsumeQueue, make_entries
+from store.dedup import Dedup, Known
 from store.dictionary import Dictionary
 from store.directory import Geometry, Lock, StoreDirectory
+from store.edge_recovery import CHECKPOINT, recover
 from store.ends import Answer, EndsTable, Verdict, byte_after, judge
-from store.errors import BodyTooLarge, Corrupt, CursorBeyondLog, InvalidRecord, StoreUnusable
+from store.errors import BodyTooLarge, Corrupt, DuplicateKey, InvalidRecord, StoreUnusable
 from store.frames import Frame, FrameKind, Message, Op
+from store.progress import Progress, no_progress
 from store.published import EDGE_MAGIC, JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
-from store.records import ENTRY, NO_POSITION, QUEUE_OFFSET_BITS, OpKind, State, Via, queue_key_of, queue_offset_of
+from store.records import ENTRY, NO_POSITION, QUEUE_OFFSET_BITS, OpKind, State, Via
 
-CHECKPOINT: Final = "edge.checkpoint"
 MAX_BODY_BYTES: Final = 4 << 20
 PROPERTIES_ROOM_BYTES: Final = 32 << 10
 _NO_HALF: Final = -1
-
-Progress = Callable[[int, int, str], None]
-
-
-def no_progress(_done: int, _total: int, _what: str) -> None:
-    """Progress that nobody watches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +58,20 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
-    """Records in the log, not yet durable: pass `ticket` to `wait`. `first` is the half_offset (or op_offset) of the first."""
+class _Unflushed:
+    """What waits until the log is flushed up to the ticket: ends of halves, and dedup keys."""
 
-    first: int
-    count: int
     ticket: int
+    marks: dict[int, int]
+    keys: dict[tuple[int, str], Known]
 
 
-@dataclass(slots=True)
-class EdgeRecovery:
-    """What opening had to do."""
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Records in the log, not yet durable: pass `ticket` to `wait`. Their half_offsets (op_offsets), in the order given."""
 
-    clean: bool = False
-    frames_replayed: int = 0
-    cut_at: int = 0
-    cut_reason: str = ""
-    damage: list[tuple[int, int, str]] = field(default_factory=list)
+    offsets: Sequence[int]
+    ticket: int
 
 
 class EdgeStore:
@@ -89,13 +85,16 @@ class EdgeStore:
         max_body_bytes: int | None = None,
         default_queues: int = 4,
         checkpoint_bytes: int = 64 << 20,
+        dedup_window_s: int = 3600,
         store_host: bytes = frames.NO_HOST,
         store_port: int = 0,
+        on_publish: Callable[[], None] | None = None,
         progress: Progress = no_progress,
     ) -> None:
         self.directory = StoreDirectory(root, geometry, create=True)
         self.checkpoint_bytes = checkpoint_bytes
         self._store_host, self._store_port = store_host, store_port
+        self._on_publish, self._dedup_window_s = on_publish, dedup_window_s
         shape = self.directory.geometry
         room = shape.commit_log_segment_bytes - frames.HALF_HEAD.itemsize - PROPERTIES_ROOM_BYTES
         self.max_body_bytes = min(MAX_BODY_BYTES, room) if max_body_bytes is None else max_body_bytes
@@ -118,38 +117,83 @@ class EdgeStore:
         self.half_queue = ConsumeQueue(self.directory.half_queue(), entries, "half", writable=True)
         self.op_queue = ConsumeQueue(self.directory.op_queue(), entries, "op", writable=True)
         self.ends_table = EndsTable(self.directory.ends(), writable=True)
+        self.dedup = Dedup(root / "dedup", self._dedup_window_s, writable=True)
         self.page = PublishedPage(root / "edge.published", EDGE_MAGIC, writable=True)
         self._append_lock = threading.Lock()
         self._commit = GroupCommit(self.log.flush, self._mark, self._publish)
         self._routes: dict[tuple[str, str], tuple[int, int, int, bytes]] = {}
         self.half_end = self.op_end = 0
         self.next_offset: dict[int, int] = {}
-        self.recovery = EdgeRecovery()
-        self._recover(progress)
+        self._unflushed: deque[_Unflushed] = deque()
+        self._marks: dict[int, tuple[int, int]] = {}
+        self._keys: dict[tuple[int, str], tuple[int, Known]] = {}
+        self._checkpointed = 0
+        self.recovery = recover(self, progress)
+        self._commit.flushed = self.log.end
+        self.page[EdgeSlot.LOG_BEGIN], self.page[EdgeSlot.OP_BEGIN] = self.log.file.begin, self.op_queue.begin
+        self.page[EdgeSlot.HALF_BEGIN] = max(self.page[EdgeSlot.HALF_BEGIN], self.half_queue.begin)
+        self._publish((self.log.end, self.half_end, self.op_end))
+        self.page[EdgeSlot.EPOCH] += 1
 
     # --- taking halves and messages ---------------------------------------------------------------------------------
-    def prepare(self, messages: Sequence[Message], now_ms: int) -> range:
+    def prepare(self, messages: Sequence[Message], now_ms: int) -> Sequence[int]:
         """Store halves, all or none; their half_offsets, once they are durable."""
         appended = self.append_halves(messages, now_ms)
         self.wait(appended.ticket)
-        return range(appended.first, appended.first + appended.count)
+        return appended.offsets
 
     def append_halves(self, messages: Sequence[Message], now_ms: int) -> Appended:
-        """Append halves as one batch. They count only after `wait(ticket)`."""
+        """Append halves as one batch. They count only after `wait(ticket)`.
+
+        A message whose dedup key is known leads to the half of the first one: it is not stored again, and its ticket makes the
+        caller wait for the first one's flush.
+        """
         heads, tails = self._encode_messages(messages, FrameKind.HALF, now_ms)
-        count = len(messages)
         with self._append_lock:
             self._commit.check()
-            first = self.half_end
-            self.half_queue.file.ensure((first + count) * ENTRY.itemsize)
-            self.ends_table.ensure(first, first + count)
-            heads["queue_offset"] = np.arange(first, first + count)
-            self._spread(heads)
-            placed = self._append(heads, tails)
-            with self._doubtful():
-                self.half_queue.put(first, make_entries(placed.offsets, placed.sizes, heads["tags_code"]))
-            self.half_end = first + count
-            return Appended(first, count, placed.end)
+            offsets, keys = self._sift(messages, heads, now_ms // 1000)
+            # Several messages of this batch may lead to one new half: the first of them is stored.
+            firsts = {offset: number for number, offset in reversed(list(enumerate(offsets))) if offset >= self.half_end}
+            if len(firsts) < len(messages):
+                fresh = sorted(firsts.values())
+                heads, tails = heads[fresh], [tails[number] for number in fresh]
+            ticket = self._append_fresh(heads, tails) if len(heads) else self.log.end
+            self._remember(_Unflushed(ticket, {}, keys))
+            return Appended(offsets, ticket)
+
+    def _sift(self, messages: Sequence[Message], heads: Any, now_s: int) -> tuple[Sequence[int], dict[tuple[int, str], Known]]:
+        """(half_offset of each message, keys to remember): an offset before half_end is an earlier half with the same dedup key."""
+        following = self.half_end
+        if not any(message.dedup_key for message in messages):
+            return range(following, following + len(messages)), {}
+        offsets: list[int] = []
+        keys: dict[tuple[int, str], Known] = {}
+        for message, group_no in zip(messages, heads["group_no"].tolist(), strict=True):
+            known = None
+            if message.dedup_key:
+                body_crc = crc32(message.body)
+                known = keys.get((group_no, message.dedup_key)) or self._known(group_no, message.dedup_key, now_s)
+                if known is None:
+                    keys[group_no, message.dedup_key] = Known(following, now_s, body_crc)
+                elif known.body_crc != body_crc:
+                    raise DuplicateKey(
+                        f"dedup_key: {message.dedup_key!r} was used for another body within the window; use one key for one message"
+                    )
+            offsets.append(following if known is None else known.half_offset)
+            following += known is None
+        return offsets, keys
+
+    def _append_fresh(self, heads: np.ndarray[Any, Any], tails: Sequence[Iterable[bytes]]) -> int:
+        first, count = self.half_end, len(heads)
+        self.half_queue.file.ensure((first + count) * ENTRY.itemsize)
+        self.ends_table.ensure(first, first + count)
+        heads["queue_offset"] = np.arange(first, first + count)
+        self._spread(heads)
+        placed = self._append(heads, tails)
+        with self._doubtful():
+            self.half_queue.put(first, make_entries(placed.offsets, placed.sizes, heads["tags_code"]))
+        self.half_end = first + count
+        return placed.end
 
     def append_messages(self, messages: Sequence[Message], now_ms: int) -> Appended:
         """Append ordinary messages as one batch: visible without a transaction, once they are durable and settled."""
@@ -186,6 +230,8 @@ class EdgeStore:
                 key = properties.get(frames.KEYS)
                 if key and queue_id < 0:
                     queue_id = crc32(key.encode()) % queues
+            if message.dedup_key:
+                encoded += frames.encode_properties({frames.DEDUP_KEY: message.dedup_key})
             rows.append((message, group_no, topic_no, queues, queue_id, code, len(body), len(encoded)))
             tails.append((body, encoded))
         return self._message_heads(rows, kind, now_ms), tails
@@ -250,8 +296,7 @@ class EdgeStore:
                     ops.append(op)
             if ops:
                 self._append_ops(ops, now_ms, taken)
-                for half_offset, mark in marks.items():
-                    self.ends_table[half_offset] = mark
+                self._remember(_Unflushed(self.log.end, marks, {}))
             return answers, self.log.end
 
     def _judge(self, end: End, marks: dict[int, int], taken: dict[int, int]) -> tuple[Answer, Op | None]:
@@ -269,12 +314,12 @@ class EdgeStore:
         group_no, topic_no, queue_id = head[11], head[12], head[13]
         if end.group is not None and self.dictionary.group_no(end.group) != group_no:
             return Answer(Verdict.REFUSED, "wrong group", State.NONE), None
-        before = marks.get(half_offset, -1)
-        answer = judge(end.kind, self.ends_table[half_offset] if before < 0 else before)
+        before = marks[half_offset] if half_offset in marks else self.end_of(half_offset)
+        answer = judge(end.kind, before)
         silent = end.kind == OpKind.UNKNOWN and end.via == Via.PRODUCER and not end.remark
         if answer.verdict is not Verdict.ACCEPTED or silent:
             return answer, None
-        marks[half_offset] = byte_after(end.kind, self.ends_table[half_offset] if before < 0 else before)
+        marks[half_offset] = byte_after(end.kind, before)
         position = NO_POSITION
         if end.kind == OpKind.COMMIT:
             position = self._take_position(topic_no << 6 | queue_id, taken)
@@ -286,7 +331,7 @@ class EdgeStore:
         """Record that check requests were handed to a member; halves that have ended meanwhile are left out. The ticket."""
         with self._append_lock:
             self._commit.check()
-            still = [h for h in half_offsets if 0 <= h < self.half_end and self.ends_table[h] == 0]
+            still = [h for h in half_offsets if 0 <= h < self.half_end and self.end_of(h) == 0]
             detail = frames.encode_detail(member)
             chunks = [still[at : at + frames.ASKED_MAX] for at in range(0, len(still), frames.ASKED_MAX)]
             ops = [Op(OpKind.ASKED, _NO_HALF, via=Via.CHECK, detail=detail, asked=chunk) for chunk in chunks]
@@ -294,23 +339,38 @@ class EdgeStore:
                 self._append_ops(ops, now_ms, {})
             return self.log.end
 
-    def reopen(self, half_offset: int) -> None:
-        """Clear a half's end: the op that ended it was found corrupt, so check-back must settle it."""
+    def reopen(self, op_offset: int) -> int:
+        """The op was found corrupt: its half's end is worked out anew from the ops that can be read, so that check-back
+        settles a half
+        whose only end was lost. Returns the half_offset, -1 where the op spoke of none. Doing it again changes nothing."""
         with self._append_lock:
-            self.ends_table[half_offset] = 0
+            half_offset = int(self.op_queue.read(op_offset, op_offset + 1)[0]["tags_code"])
+            if not 0 <= half_offset < self.half_end:
+                return -1
+            mark = 0
+            entries = self.op_queue.read(self.op_queue.begin, self.op_end)
+            for entry in entries[entries["tags_code"] == half_offset]:
+                try:
+                    op = self.log.read(int(entry["commit_log_offset"]), int(entry["size_bytes"]))
+                except Corrupt:
+                    continue
+                mark = byte_after(OpKind(op.fields["op_kind"]), mark)
+            self.ends_table[half_offset] = mark
+            return half_offset
 
     def _append_ops(self, ops: Sequence[Op], now_ms: int, taken: dict[int, int]) -> Appended:
         first = self.op_end
         self.op_queue.file.ensure((first + len(ops)) * ENTRY.itemsize)
         placed = self._append(frames.op_heads(ops, first, now_ms), [frames.op_tail(op) for op in ops])
-        return self._after_ops(first, placed, [op.half_offset for op in ops], taken)
+        tags = [ASKED_TAG if op.kind == OpKind.ASKED else op.half_offset for op in ops]
+        return self._after_ops(first, placed, tags, taken)
 
-    def _after_ops(self, first: int, placed: Placed, half_offsets: list[int], taken: dict[int, int]) -> Appended:
+    def _after_ops(self, first: int, placed: Placed, tags: list[int], taken: dict[int, int]) -> Appended:
         with self._doubtful():
-            self.op_queue.put(first, make_entries(placed.offsets, placed.sizes, half_offsets))
+            self.op_queue.put(first, make_entries(placed.offsets, placed.sizes, tags))
         self.next_offset.update(taken)
-        self.op_end = first + len(half_offsets)
-        return Appended(first, len(half_offsets), placed.end)
+        self.op_end = first + len(tags)
+        return Appended(range(first, self.op_end), placed.end)
 
     def _take_position(self, queue_key: int, taken: dict[int, int]) -> int:
         """The next place in a topic's queue; `taken` remembers it until the op is in the log."""
@@ -332,6 +392,36 @@ class EdgeStore:
         """A half as it was stored; Corrupt if it cannot be read."""
         entry = self.half_queue.read(half_offset, half_offset + 1)[0]
         return self.log.read(int(entry["commit_log_offset"]), int(entry["size_bytes"]))
+
+    # --- what waits for the flush ---------------------------------------------------------------------------------------
+    def end_of(self, half_offset: int) -> int:
+        """The half's end as of the last op in the log, flushed or not: 0 while it is open, otherwise its State."""
+        waiting = self._marks.get(half_offset)
+        return self.ends_table[half_offset] if waiting is None else waiting[1]
+
+    def _known(self, group_no: int, key: str, now_s: int) -> Known | None:
+        waiting = self._keys.get((group_no, key))
+        return self.dedup.get(group_no, key, now_s) if waiting is None else waiting[1]
+
+    def _remember(self, unflushed: _Unflushed) -> None:
+        if unflushed.marks or unflushed.keys:
+            self._unflushed.append(unflushed)
+            self._marks.update({half_offset: (unflushed.ticket, mark) for half_offset, mark in unflushed.marks.items()})
+            self._keys.update({key: (unflushed.ticket, known) for key, known in unflushed.keys.items()})
+
+    def _settle_flushed(self, log_end: int) -> None:
+        """The log is durable up to here: its ends and keys go into their tables."""
+        with self._append_lock:
+            while self._unflushed and self._unflushed[0].ticket <= log_end:
+                done = self._unflushed.popleft()
+                for half_offset, mark in done.marks.items():
+                    self.ends_table[half_offset] = mark
+                    if self._marks[half_offset][0] == done.ticket:
+                        del self._marks[half_offset]
+                for key, known in done.keys.items():
+                    self.dedup.put(*key, known)
+                    if self._keys[key][0] == done.ticket:
+                        del self._keys[key]
 
     # --- durability ---------------------------------------------------------------------------------------------------
     def wait(self, ticket: int) -> None:
@@ -355,11 +445,14 @@ class EdgeStore:
             return self.log.end, self.half_end, self.op_end
 
     def _publish(self, mark: tuple[int, int, int]) -> None:
+        self._settle_flushed(mark[0])
         # Halves before ops: whoever sees an op must be able to see its half.
         self.page[EdgeSlot.LOG_END], self.page[EdgeSlot.HALF_END] = mark[0], mark[1]
         self.page[EdgeSlot.OP_END] = mark[2]
+        if self._on_publish is not None:
+            self._on_publish()
         if mark[0] - self._checkpointed >= self.checkpoint_bytes:
-            self._write_checkpoint(clean=False)
+            self.write_checkpoint(clean=False)
 
     def heartbeat(self, now_ms: int) -> None:
         self.page[EdgeSlot.HEARTBEAT_MS] = now_ms
@@ -367,9 +460,10 @@ class EdgeStore:
     def checkpoint(self) -> None:
         """Flush everything and note how far recovery may rely on it."""
         self.wait(self.log.end)
-        self._write_checkpoint(clean=False)
+        self.write_checkpoint(clean=False)
 
-    def _write_checkpoint(self, clean: bool) -> None:
+    def write_checkpoint(self, *, clean: bool) -> None:
+        """Flush everything, then note how far recovery may rely on it. Nobody else may be flushing (see `checkpoint`)."""
         with self._append_lock:
             state: dict[str, Any] = {
                 "log_end": self.log.end,
@@ -379,9 +473,11 @@ class EdgeStore:
                 "clean": clean,
             }
         self.log.flush()
+        self._settle_flushed(state["log_end"])
         self.half_queue.flush()
         self.op_queue.flush()
         self.ends_table.file.flush()
+        self.dedup.flush()
         disk.write_json(self.directory.root / CHECKPOINT, state, CHECKPOINT)
         self._checkpointed = int(state["log_end"])
 
@@ -409,12 +505,12 @@ class EdgeStore:
         """Flush, note a clean exit, let go of the lock."""
         try:
             self.wait(self.log.end)
-            self._write_checkpoint(clean=True)
+            self.write_checkpoint(clean=True)
         finally:
             self._release()
 
     def _release(self) -> None:
-        for part in (self.log.file, self.half_queue, self.op_queue, self.ends_table.file, self.dictionary):
+        for part in (self.log.file, self.half_queue, self.op_queue, self.ends_table.file, self.dedup, self.dictionary):
             part.close()
         self._lock.release()
 
@@ -427,89 +523,11 @@ class EdgeStore:
         else:
             self._release()
 
-    # --- recovery -----------------------------------------------------------------------------------------------------
-    def _recover(self, progress: Progress) -> None:
-        """1 start from the checkpoint · 2 replay what is known to have been durable, around damage · 3 replay whole batches
-        behind it ·
-        4 cut the torn tail · 5 flush what is kept · 6 publish."""
-        # 1
-        state = self._read_checkpoint()
-        start = int(state["log_end"])
-        self.half_end, self.op_end = int(state["half_end"]), int(state["op_end"])
-        self.next_offset = {int(key): int(value) for key, value in state["positions"]}
-        self.recovery.clean = bool(state["clean"])
-        self.log.end, self._checkpointed = start, start
-        if start > self.log.file.end:
-            raise CursorBeyondLog(self._beyond(self.log.file.end, start))
-        if not self.recovery.clean:
-            self._replay(start, max(start, self.page[EdgeSlot.LOG_END]), progress)
-            self._write_checkpoint(clean=False)  # 5
-        elif self.page[EdgeSlot.LOG_END] > start:
-            raise CursorBeyondLog(self._beyond(start, self.page[EdgeSlot.LOG_END]))
-        # From here on the log may grow behind the checkpoint, so it is no longer a clean exit's.
-        if self.recovery.clean:
-            self._write_checkpoint(clean=False)
-        # 6
-        self._commit.flushed = self.log.end
-        self.page[EdgeSlot.LOG_BEGIN], self.page[EdgeSlot.OP_BEGIN] = self.log.file.begin, self.op_queue.begin
-        self.page[EdgeSlot.HALF_BEGIN] = max(self.page[EdgeSlot.HALF_BEGIN], self.half_queue.begin)
-        self._publish((self.log.end, self.half_end, self.op_end))
-        self.page[EdgeSlot.EPOCH] += 1
-
-    def _read_checkpoint(self) -> dict[str, Any]:
-        try:
-            state = disk.read_json(self.directory.root / CHECKPOINT)
-        except Corrupt as error:
-            self.recovery.damage.append((0, 0, str(error)))
-            state = None
-        begin = self.log.file.begin
-        return state or {"log_end": begin, "half_end": 0, "op_end": 0, "positions": [], "clean": False}
-
-    def _replay(self, start: int, durable: int, progress: Progress) -> None:
-        replay = _Replay(self)
-        total = max(self.log.file.end - start, 1)
-
-        def watch(at: int) -> None:
-            progress(at - start, total, "reading the commit log")
-
-        # 2
-        for at, size in self.log.salvage(start, durable, self._damaged):
-            replay.frame(at, size)
-            watch(at)
-        if durable > start and replay.frames == 0 and self._all_zero(start, durable):
-            raise CursorBeyondLog(self._beyond(start, durable))
-        # 3
-        for batch in self.log.scan(durable):
-            for at, size in batch.frames:
-                replay.frame(at, size)
-            watch(batch.end)
-        # 4
-        self.recovery.cut_at, self.recovery.cut_reason = self.log.scan_stop, self.log.scan_reason
-        self.log.end = self.log.scan_stop
-        self.log.file.cut(self.log.end)
-        replay.finish()
-        self.recovery.frames_replayed = replay.frames
-
-    def _damaged(self, start: int, stop: int, reason: str) -> None:
-        self.recovery.damage.append((start, stop, reason))
-
-    def _all_zero(self, start: int, stop: int) -> bool:
-        try:
-            return not any(self.log.file.view(start, stop - start))
-        except IndexError:
-            return True
-
-    def _beyond(self, end: int, known: int) -> str:
-        return (
-            f"{self.directory.commit_log}: the log ends at {end}, but {known} was acknowledged: an older copy of the log was put "
-            "here. Put the right one back, or restore a whole backup (escrow store restore)"
-        )
-
 
 def _is_room(error: StoreUnusable) -> bool:
     """A segment could not be made for lack of room: nothing was written, and later there may be room."""
     cause = error.__cause__
-    return isinstance(cause, OSError) and cause.errno in (28, 122)
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Doubtful:
@@ -524,110 +542,3 @@ class _Doubtful:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, StoreUnusable):
             self._commit.fail(error)
-
-
-class _Replay:
-    """Rebuilds queues, ends, positions and names from frames, in log order."""
-
-    FLUSH_EVERY = 8192
-
-    def __init__(self, edge: EdgeStore) -> None:
-        self._edge = edge
-        self.frames = 0
-        self._halves: list[tuple[int, int, int]] = []
-        self._ops: list[tuple[int, int, int]] = []
-        self._half_first, self._op_first = edge.half_end, edge.op_end
-
-    def frame(self, at: int, size: int) -> None:
-        content = self._edge.log.frame_bytes(at, size)
-        kind = content[6]
-        self.frames += 1
-        if kind == FrameKind.HALF:
-            self._half(at, size, content)
-        elif kind == FrameKind.MESSAGE:
-            self._message(at, size, content)
-        elif kind == FrameKind.OP:
-            self._op(at, size, content)
-
-    def _half(self, at: int, size: int, content: memoryview) -> None:
-        head = frames.HALF_STRUCT.unpack_from(content)
-        if head[7] != self._edge.half_end:
-            self._skip_halves(head[7])
-        self._learn_names(head, content)
-        self._halves.append((at, size, head[10]))
-        self._edge.half_end = head[7] + 1
-        if len(self._halves) >= self.FLUSH_EVERY:
-            self._put_halves()
-
-    def _message(self, at: int, size: int, content: memoryview) -> None:
-        head = frames.HALF_STRUCT.unpack_from(content)
-        self._learn_names(head, content)
-        self._place(head[23])
-        self._put_op(at, size, head[7], _NO_HALF)
-
-    def _op(self, at: int, size: int, content: memoryview) -> None:
-        head = frames.OP_STRUCT.unpack_from(content)
-        half_offset, position, kind = head[9], head[10], OpKind(head[12])
-        if position != NO_POSITION:
-            self._place(position)
-        if half_offset >= 0:
-            table = self._edge.ends_table
-            table.ensure(half_offset, half_offset + 1)
-            table[half_offset] = byte_after(kind, table[half_offset])
-        self._put_op(at, size, head[7], half_offset)
-
-    def _put_op(self, at: int, size: int, op_offset: int, half_offset: int) -> None:
-        if op_offset != self._edge.op_end:
-            self._skip_ops(op_offset)
-        self._ops.append((at, size, half_offset))
-        self._edge.op_end = op_offset + 1
-        if len(self._ops) >= self.FLUSH_EVERY:
-            self._put_ops()
-
-    def _place(self, position: int) -> None:
-        key, following = int(queue_key_of(position)), int(queue_offset_of(position)) + 1
-        self._edge.next_offset[key] = max(self._edge.next_offset.get(key, 0), following)
-
-    def _learn_names(self, head: tuple[Any, ...], content: memoryview) -> None:
-        """Names are durable before their first frame; after a lost dictionary the frames teach them again."""
-        dictionary = self._edge.dictionary
-        if head[11] >= len(dictionary.groups) or head[12] >= len(dictionary.topics):
-            properties = frames.decode_properties(bytes(content[frames.HALF_HEAD.itemsize + head[21] :]))
-            dictionary.add_group(properties[frames.PGROUP])
-            dictionary.add_topic(properties[frames.REAL_TOPIC])
-
-    # Damage ate some frames. Their entries may still stand in the queue; where they do not, a hole keeps their numbers.
-    def _skip_halves(self, following: int) -> None:
-        self._put_halves()
-        self._edge.half_queue.file.ensure(following * ENTRY.itemsize)
-        self._edge.half_end = self._half_first = following
-
-    def _skip_ops(self, following: int) -> None:
-        self._put_ops()
-        self._edge.op_queue.file.ensure(following * ENTRY.itemsize)
-        self._edge.op_end = self._op_first = following
-
-    def _put_halves(self) -> None:
-        if self._halves:
-            self._edge.half_queue.put(self._half_first, _entries(self._halves))
-            self._half_first += len(self._halves)
-            self._halves = []
-        self._edge.ends_table.ensure(self._half_first, self._half_first)
-
-    def _put_ops(self) -> None:
-        if self._ops:
-            self._edge.op_queue.put(self._op_first, _entries(self._ops))
-            self._op_first += len(self._ops)
-            self._ops = []
-
-    def finish(self) -> None:
-        """Write what is left and cut the queues behind it: an entry there would point at a frame that was cut."""
-        self._put_halves()
-        self._put_ops()
-        for queue, end in ((self._edge.half_queue, self._edge.half_end), (self._edge.op_queue, self._edge.op_end)):
-            if queue.file.starts():
-                queue.cut(end)
-
-
-def _entries(rows: list[tuple[int, int, int]]) -> np.ndarray[Any, Any]:
-    return np.array(rows, ENTRY)

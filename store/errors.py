@@ -16,6 +16,7 @@ StoreError
     ├── BatchTooLarge
     ├── IllegalName      topic or group: empty, too long, illegal characters, reserved
     ├── IllegalProperty
+    ├── DuplicateKey     the dedup key was used for another body
     └── DelayedHalf      a half may not carry a delay
 """
 
@@ -90,6 +91,10 @@ class IllegalName(InvalidRecord):
 
 class IllegalProperty(InvalidRecord):
     """A property that cannot be stored."""
+
+
+class DuplicateKey(InvalidRecord):
+    """A dedup key that was used for another body within the window."""
 
 
 class DelayedHalf(InvalidRecord):

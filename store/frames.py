@@ -1,11 +1,12 @@
 """Frames: the records of the commit log.
 
 common head, 32 bytes
-      0  u32  size_bytes     of the whole frame, head included; 0 = nothing was written here
-      4  u16  magic          0xE5C0
-      6  u8   kind           HALF 1, OP 2, MESSAGE 3, PAD 4
-      7  u8   reserved       0
-      8  u32  crc            CRC-32 (zlib) of bytes 12..size, started with the low 32 bits of the frame's own commit_log_offset
+      0  u32  crc            CRC-32 (zlib) of bytes 4..size, started with the low 32 bits of the frame's own commit_log_offset;
+                             of a PAD: of bytes 4..32
+      4  u32  size_bytes     of the whole frame, head included; 0 = nothing was written here
+      8  u16  magic          0xE5C0
+     10  u8   kind           HALF 1, OP 2, MESSAGE 3, PAD 4
+     11  u8   reserved       0
      12  u16  batch_length   frames appended together, all or none
      14  u16  batch_index    0 … batch_length - 1
      16  i64  queue_offset   HALF: half_offset · OP and MESSAGE: op_offset · PAD: 0
@@ -71,18 +72,18 @@ class FrameKind(IntEnum):
 
 
 _COMMON: Final = [
+    ("crc", "<u4"),
     ("size_bytes", "<u4"),
     ("magic", "<u2"),
     ("kind", "u1"),
     ("reserved", "u1"),
-    ("crc", "<u4"),
     ("batch_length", "<u2"),
     ("batch_index", "<u2"),
     ("queue_offset", "<i8"),
     ("stored_at_ms", "<i8"),
 ]
 HEAD: Final = np.dtype(_COMMON)
-HEAD_STRUCT: Final = struct.Struct("<IHBBIHHqq")
+HEAD_STRUCT: Final = struct.Struct("<IIHBBHHqq")
 assert HEAD.itemsize == HEAD_STRUCT.size == 32
 
 HALF_HEAD: Final = np.dtype(
@@ -105,7 +106,7 @@ HALF_HEAD: Final = np.dtype(
         ("position", "<i8"),
     ]
 )
-HALF_STRUCT: Final = struct.Struct("<IHBBIHHqqqqiiHHI16s16sHHIIIq")
+HALF_STRUCT: Final = struct.Struct("<IIHBBHHqqqqiiHHI16s16sHHIIIq")
 assert HALF_HEAD.itemsize == HALF_STRUCT.size == 120
 
 OP_HEAD: Final = np.dtype(
@@ -119,11 +120,13 @@ OP_HEAD: Final = np.dtype(
         ("detail_bytes", "<u2"),
     ]
 )
-OP_STRUCT: Final = struct.Struct("<IHBBIHHqqqqiBBH")
+OP_STRUCT: Final = struct.Struct("<IIHBBHHqqqqiBBH")
 assert OP_HEAD.itemsize == OP_STRUCT.size == 56
 
-CRC_AT: Final = 8
-CRC_FROM: Final = 12
+CRC_AT: Final = 0
+CRC_FROM: Final = 4
+MAGIC_AT: Final = 8
+KIND_AT: Final = 10
 BATCH_MAX: Final = 0xFFFF
 ASKED_MAX: Final = 4096
 SYS_FLAG_PREPARED: Final = 4
@@ -137,12 +140,14 @@ UNIQ_KEY: Final = "UNIQ_KEY"
 KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
 CHECK_IMMUNITY_TIME_IN_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+DEDUP_KEY: Final = "__DEDUP_KEY__"
 OWN_PROPERTIES: Final = frozenset(
     {
         TRAN_MSG,
         PGROUP,
         REAL_TOPIC,
         REAL_QID,
+        DEDUP_KEY,
         "__transactionId__",
         "TRANSACTION_CHECK_TIMES",
         "TRAN_PREPARED_QUEUE_OFFSET",
@@ -174,6 +179,7 @@ class Message:
     born_port: int = 0
     immunity_s: int = 0
     flag: int = 0
+    dedup_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +277,7 @@ def encode_batch(heads: np.ndarray[Any, Any], tails: Sequence[Iterable[bytes]], 
 
 def encode_pad(size_bytes: int, commit_log_offset: int) -> bytes:
     """A PAD frame of the given size: its bytes behind the head are zero."""
-    head = bytearray(HEAD_STRUCT.pack(size_bytes, MAGIC, FrameKind.PAD, 0, 0, 1, 0, 0, 0))
+    head = bytearray(HEAD_STRUCT.pack(0, size_bytes, MAGIC, FrameKind.PAD, 0, 1, 0, 0, 0))
     struct.pack_into("<I", head, CRC_AT, frame_crc(bytes(head), commit_log_offset))
     return bytes(head)
 
@@ -303,7 +309,7 @@ def encode_detail(actor: str = "", remark: str = "") -> bytes:
 
 
 def read_head(log: memoryview, at: int = 0) -> tuple[int, ...]:
-    """(size, magic, kind, reserved, crc, batch_length, batch_index, queue_offset, stored_at_ms)."""
+    """(crc, size, magic, kind, reserved, batch_length, batch_index, queue_offset, stored_at_ms)."""
     return HEAD_STRUCT.unpack_from(log, at)
 
 
@@ -311,7 +317,7 @@ def check_frame(frame: memoryview, commit_log_offset: int, file: str) -> None:
     """Raise Corrupt unless these bytes are a valid frame for this place."""
     if len(frame) < HEAD_STRUCT.size:
         raise Corrupt(file, commit_log_offset, f"a frame has at least {HEAD_STRUCT.size} bytes, not {len(frame)}")
-    size, magic, kind, _, crc, *_ = read_head(frame)
+    crc, size, magic, kind, *_ = read_head(frame)
     if magic != MAGIC or size != len(frame):
         raise Corrupt(file, commit_log_offset, f"not a frame of {len(frame)} bytes (magic {magic:#06x}, size {size})")
     # A PAD's rest is never read: its CRC covers the head only.
@@ -341,12 +347,12 @@ class Frame:
 def decode_frame(frame: memoryview, commit_log_offset: int, file: str = "commitlog") -> Frame:
     """Decode a frame after checking it. The bytes are copied."""
     check_frame(frame, commit_log_offset, file)
-    kind = FrameKind(frame[6])
+    kind = FrameKind(frame[KIND_AT])
     if kind in (FrameKind.HALF, FrameKind.MESSAGE):
         return _decode_message(frame, commit_log_offset, kind)
     if kind == FrameKind.OP:
         return _decode_op(frame, commit_log_offset)
-    size, _, _, _, _, length, index, queue_offset, stored_at_ms = read_head(frame)
+    _, size, _, _, _, length, index, queue_offset, stored_at_ms = read_head(frame)
     return Frame(commit_log_offset, size, kind, queue_offset, stored_at_ms, length, index, {})
 
 

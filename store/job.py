@@ -30,8 +30,8 @@ from store import disk, redo_log
 from store.catalogue import Catalogue
 from store.consume_queue import REASON_SHIFT, ConsumeQueue, make_entries
 from store.directory import Geometry, Lock, StoreDirectory
-from store.edge import Progress, no_progress
 from store.errors import BatchBeyondCursor, Corrupt, CursorBeyondLog, StoreUnusable
+from store.progress import Progress, no_progress
 from store.published import JOB_MAGIC, JobSlot, PublishedPage
 from store.reader import LogReader, topic_queue_name
 from store.records import ENTRY, HALF, ROW, State, pack_words, queue_key_of, queue_offset_of, topic_of_key
@@ -341,11 +341,14 @@ class JobStore:
             queue = self._queues[name] = ConsumeQueue(self.root / name, entries, "queue", writable=True)
         return queue
 
-    def _publish(self) -> None:
-        marker, page = self.marker, self.page
+    def _extend_catalogue(self) -> None:
         for queue_key, end in self._ends.items():
             self.catalogue.extend(queue_key, self._begins.get(queue_key, 0), end)
         self._ends.clear()
+
+    def _publish(self) -> None:
+        marker, page = self.marker, self.page
+        self._extend_catalogue()
         for slot, value in (
             (JobSlot.CHECK_END, marker.check_end),
             (JobSlot.PROPOSAL_END, marker.proposal_end),
@@ -369,10 +372,7 @@ class JobStore:
     # --- checkpoint, retention, close -----------------------------------------------------------------------------------
     def checkpoint(self, *, clean: bool = False) -> None:
         """Flush what is derived and note how far recovery may rely on it."""
-        self.table.flush()
-        for queue in self._queues.values():
-            queue.flush()
-        self.catalogue.file.flush()
+        self._flush_derived()
         state = {
             "generation": self.generation,
             "redo_end": self.redo.end,
@@ -382,6 +382,12 @@ class JobStore:
         }
         disk.write_json(self.directory.root / CHECKPOINT, state, CHECKPOINT)
         self._unflushed = 0
+
+    def _flush_derived(self) -> None:
+        self.table.flush()
+        for queue in self._queues.values():
+            queue.flush()
+        self.catalogue.file.flush()
 
     def retain(self, now_ms: int, retention_ms: int) -> dict[str, int]:
         """Delete this side's files that nobody needs, and publish how far the edge may delete its own (see retention.py)."""
@@ -536,12 +542,11 @@ class JobStore:
         self._open_generation(number, Marker(), Ledger(self.directory.geometry))
         start = self.redo.first_batch()
         self._replay(start, 0 if start == 0 else None, progress)
-        for queue_key, end in self._ends.items():
-            self.catalogue.extend(queue_key, self._begins.get(queue_key, 0), end)
-        self.table.flush()
-        for queue in self._queues.values():
-            queue.flush()
-        self.catalogue.file.flush()
+        if self.table.pending != self.marker.pending:
+            reason = f"replayed to {self.table.pending} pending rows, its last marker says {self.marker.pending}"
+            raise Corrupt(self.redo.file.directory, self.redo.end, reason)
+        self._extend_catalogue()
+        self._flush_derived()
         self.directory.switch_generation(number)
 
     def _compare_with_log(self) -> None:
@@ -551,6 +556,14 @@ class JobStore:
                 f"{self.directory.root}: settled up to half {self.marker.half_cursor} and op {self.marker.op_cursor}, but the log "
                 f"ends at half {half_end} and op {op_end}: an older log was put here, or the edge has not been opened since the "
                 "machine failed. Open the edge first; if this stays, restore a whole backup (escrow store restore)"
+            )
+
+        if self.marker.half_cursor < self.log.half_queue.begin or self.marker.op_cursor < self.log.op_queue.begin:
+            raise Corrupt(
+                self.redo.file.directory,
+                self.redo.end,
+                f"{self.redo.stop_reason}: the redo log can be read up to half {self.marker.half_cursor} and op "
+                f"{self.marker.op_cursor} only, and the logs no longer reach back that far; restore a backup (escrow store restore)",
             )
 
     def _remove_other_generations(self) -> None:

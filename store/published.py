@@ -20,6 +20,7 @@ aligned 8-byte word. Slot 0 holds the magic. A writer changes a slot only after 
                                                    14 now_ms           of the last settled batch
                                                    15 heartbeat_ms
                                                    16 row_begin        first row of the state table
+                                                   17 tick             counted up when the job's source shall offer a batch
                                                    20-27 totals, in the order of `redo_log.TOTALS`
 
 Order matters in one place: an op's half is visible whenever the op is. The writer publishes half_end first, a reader reads
@@ -63,7 +64,8 @@ class JobSlot:
         NOW_MS,
         HEARTBEAT_MS,
         ROW_BEGIN,
-    ) = range(1, 17)
+        TICK,
+    ) = range(1, 18)
     TOTALS = 20
 
 

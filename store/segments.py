@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from bisect import bisect_right
 from itertools import pairwise
 from pathlib import Path
@@ -60,6 +61,7 @@ class SegmentedFile:
         self._segments: dict[int, Segment] = {}
         self._starts: list[int] = []
         self._dirty: set[int] = set()
+        self._flushing = threading.Lock()
         if writable:
             disk.make_directory(directory)
             for leftover in directory.glob("*" + disk.TEMPORARY_SUFFIX):
@@ -138,13 +140,14 @@ class SegmentedFile:
         self._dirty.add(start)
 
     def flush(self) -> None:
-        """Make everything written so far durable."""
-        for start in sorted(self._dirty.copy()):
-            # The mark goes first: a write that comes during the flush sets it again and is flushed next time.
-            self._dirty.discard(start)
-            segment = self._segments.get(start)
-            if segment is not None:
-                disk.flush(segment.fd, self.point, segment.path)
+        """Make everything written so far durable. A second caller waits for the first: what it finds clean must be durable."""
+        with self._flushing:
+            for start in sorted(self._dirty.copy()):
+                # The mark goes first: a write that comes during the flush sets it again and is flushed next time.
+                self._dirty.discard(start)
+                segment = self._segments.get(start)
+                if segment is not None:
+                    disk.flush(segment.fd, self.point, segment.path)
 
     def view(self, offset: int, size: int) -> memoryview:
         """Bytes at a logical offset: without a copy where they lie in one segment."""

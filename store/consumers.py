@@ -1,0 +1,107 @@
+"""Consumers: how far each consumer group has read, and what it has in hand. A journal (`journal.py`) of 32-byte payloads.
+
+      0  u8   kind           OFFSET 1: every entry before queue_offset is done · RECEIPT 2: the entry was handed out · DONE 3:
+      acknowledged
+                             out of order
+      1  u8   reserved       0
+      2  u16  attempts       RECEIPT: how often it was handed out so far
+      4  i32  group_no       the consumer group's number in the dictionary
+      8  i64  queue_key      topic_no << 6 | queue_id
+     16  i64  queue_offset
+     24  i64  visible_at_ms  RECEIPT: when the entry may be handed out again
+
+The last record about an entry counts; an OFFSET ends all records before it. Writer: the edge. Truth: rebuilt from nothing.
+When the journal
+holds far more records than are in force, it is written anew with these.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Final
+
+from store.journal import Journal
+
+RECORD: Final = struct.Struct("<BBHiqqq")
+assert RECORD.size == 32
+COMPACT_FROM: Final = 65_536
+
+
+class ConsumerKind(IntEnum):
+    OFFSET = 1
+    RECEIPT = 2
+    DONE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerRecord:
+    kind: ConsumerKind
+    group_no: int
+    queue_key: int
+    queue_offset: int
+    attempts: int = 0
+    visible_at_ms: int = 0
+
+    def encode(self) -> bytes:
+        return RECORD.pack(self.kind, 0, self.attempts, self.group_no, self.queue_key, self.queue_offset, self.visible_at_ms)
+
+
+def decode(payload: bytes) -> ConsumerRecord:
+    kind, _, attempts, group_no, queue_key, queue_offset, visible_at_ms = RECORD.unpack(payload)
+    return ConsumerRecord(ConsumerKind(kind), group_no, queue_key, queue_offset, attempts, visible_at_ms)
+
+
+@dataclass(slots=True)
+class Progress:
+    """One group's progress in one queue: all before `offset` is done; of the later entries these are out or done."""
+
+    offset: int = 0
+    ahead: dict[int, ConsumerRecord] = field(default_factory=dict)
+
+
+class Consumers:
+    """Progress of every group in every queue."""
+
+    def __init__(self, path: Path, *, writable: bool = False) -> None:
+        self._journal = Journal(path, "consumers", writable=writable)
+        self.progress: dict[tuple[int, int], Progress] = {}
+        self._written = 0
+        for payload in self._journal.recover() if writable else self._journal.read_new():
+            self._learn(decode(payload))
+
+    def _learn(self, record: ConsumerRecord) -> None:
+        self._written += 1
+        progress = self.progress.setdefault((record.group_no, record.queue_key), Progress())
+        if record.kind == ConsumerKind.OFFSET:
+            progress.offset = record.queue_offset
+            progress.ahead = {at: kept for at, kept in progress.ahead.items() if at >= record.queue_offset}
+        else:
+            progress.ahead[record.queue_offset] = record
+
+    def append(self, records: Sequence[ConsumerRecord]) -> None:
+        """Take note of records; durable on return."""
+        self._journal.append([record.encode() for record in records])
+        for record in records:
+            self._learn(record)
+        if self._written >= COMPACT_FROM and self._written > 4 * len(self.in_force()):
+            self.compact()
+
+    def in_force(self) -> list[ConsumerRecord]:
+        """The records that say all there is to say."""
+        kept = []
+        for (group_no, queue_key), progress in sorted(self.progress.items()):
+            kept.append(ConsumerRecord(ConsumerKind.OFFSET, group_no, queue_key, progress.offset))
+            kept += [progress.ahead[at] for at in sorted(progress.ahead)]
+        return kept
+
+    def compact(self) -> None:
+        kept = self.in_force()
+        self._journal.replace([record.encode() for record in kept])
+        self._written = len(kept)
+
+    def close(self) -> None:
+        self._journal.close()

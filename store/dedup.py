@@ -1,0 +1,139 @@
+"""Dedup: which half a producer's dedup key led to, for the length of dedupWindow. Mapped hash files, written by the edge.
+
+`dedup/<20-digit number>`, each a table of 32-byte slots; the number of slots is the file's size / 32, a power of two
+      0  16s  digest           BLAKE2b-128 of group_no (i32, little-endian) and the key (UTF-8)
+     16  i64  half_offset + 1  0 = free
+     24  u32  stored_at_s
+     28  u32  body_crc         CRC-32 of the body: the same key with another body is an error
+
+A key's slot: the digest's first 8 bytes (little-endian, unsigned) mod slots, or the next free one behind it, round the end.
+New keys go
+into the file with the highest number; when it is half full or a quarter of the window old, a new file is begun. A file goes
+when its
+newest key is older than the window. Rebuilt from: the halves in the log, which carry their key as property `__DEDUP_KEY__`.
+"""
+
+from __future__ import annotations
+
+import struct
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from store import disk
+from store.segments import NAME_DIGITS, Segment
+
+SLOT: Final = struct.Struct("<16sqII")
+SLOT_DTYPE: Final = np.dtype([("digest", "V16"), ("half_plus_1", "<i8"), ("stored_at_s", "<u4"), ("body_crc", "<u4")])
+assert SLOT.size == SLOT_DTYPE.itemsize == 32
+SLOTS_MIN: Final = 1 << 14
+SLOTS_MAX: Final = 1 << 22
+
+
+class Known(NamedTuple):
+    half_offset: int
+    stored_at_s: int
+    body_crc: int
+
+
+def digest_of(group_no: int, key: str) -> bytes:
+    return blake2b(group_no.to_bytes(4, "little", signed=True) + key.encode(), digest_size=16).digest()
+
+
+class _Table:
+    """One file: open addressing, linear probing."""
+
+    def __init__(self, path: Path, *, writable: bool) -> None:
+        self.path = path
+        self._segment = Segment(path, 0, path.stat().st_size, writable, writable)
+        self.slots = len(self._segment.buffer) // SLOT.size
+        slots = np.frombuffer(self._segment.buffer, SLOT_DTYPE)
+        times = slots["stored_at_s"][slots["half_plus_1"] != 0]
+        self.used = len(times)
+        self.oldest_s, self.newest_s = (int(times.min()), int(times.max())) if self.used else (0, 0)
+
+    def _count(self, stored_at_s: int) -> None:
+        self.oldest_s = stored_at_s if not self.used else min(self.oldest_s, stored_at_s)
+        self.newest_s = max(self.newest_s, stored_at_s)
+        self.used += 1
+
+    def _probe(self, digest: bytes) -> tuple[int, tuple[bytes, int, int, int]]:
+        """(place, content) of the key's slot, or of the free one where it would go. A table is never full."""
+        at = int.from_bytes(digest[:8], "little") % self.slots
+        while True:
+            slot = SLOT.unpack_from(self._segment.buffer, at * SLOT.size)
+            if not slot[1] or slot[0] == digest:
+                return at, slot
+            at = (at + 1) % self.slots
+
+    def get(self, digest: bytes) -> Known | None:
+        _, (_, half, stored_at_s, body_crc) = self._probe(digest)
+        return Known(half - 1, stored_at_s, body_crc) if half else None
+
+    def put(self, digest: bytes, known: Known) -> None:
+        at, (_, half, _, _) = self._probe(digest)
+        SLOT.pack_into(self._segment.buffer, at * SLOT.size, digest, known.half_offset + 1, known.stored_at_s, known.body_crc)
+        if not half:
+            self._count(known.stored_at_s)
+
+    def flush(self) -> None:
+        disk.flush(self._segment.fd, "dedup", self.path)
+
+    def close(self) -> None:
+        self._segment.close()
+
+
+class Dedup:
+    """Keys of the last window."""
+
+    def __init__(self, directory: Path, window_s: int, *, writable: bool = False) -> None:
+        self._directory, self._window_s = directory, window_s
+        self._tables: list[_Table] = []
+        if writable:
+            disk.make_directory(directory)
+            for leftover in directory.glob("*" + disk.TEMPORARY_SUFFIX):
+                disk.remove(leftover, "dedup")
+        if directory.is_dir():
+            self._tables = [_Table(path, writable=writable) for path in sorted(directory.iterdir())]
+
+    def get(self, group_no: int, key: str, now_s: int) -> Known | None:
+        """What this key led to within the window."""
+        digest = digest_of(group_no, key)
+        for table in reversed(self._tables):
+            known = table.get(digest)
+            if known is not None:
+                return known if known.stored_at_s + self._window_s >= now_s else None
+        return None
+
+    def put(self, group_no: int, key: str, known: Known) -> None:
+        """Remember a key; the newest half of a key counts."""
+        self._turn(known.stored_at_s)
+        self._tables[-1].put(digest_of(group_no, key), known)
+
+    def _turn(self, now_s: int) -> None:
+        last = self._tables[-1] if self._tables else None
+        full = last is not None and last.used * 2 >= last.slots
+        if last is not None and not full and (not last.used or now_s - last.oldest_s <= max(self._window_s // 4, 1)):
+            return
+        slots = min(last.slots * 2, SLOTS_MAX) if last is not None and full else SLOTS_MIN
+        number = int(last.path.name) + 1 if last is not None else 0
+        path = self._directory / f"{number:0{NAME_DIGITS}d}"
+        disk.create_segment(path, slots * SLOT.size, "dedup")
+        self._tables.append(_Table(path, writable=True))
+        self._forget(now_s)
+
+    def _forget(self, now_s: int) -> None:
+        while len(self._tables) > 1 and self._tables[0].newest_s + self._window_s < now_s:
+            table = self._tables.pop(0)
+            table.close()
+            disk.remove(table.path, "dedup")
+
+    def flush(self) -> None:
+        for table in self._tables:
+            table.flush()
+
+    def close(self) -> None:
+        for table in self._tables:
+            table.close()
