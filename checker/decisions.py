@@ -281,10 +281,10 @@ def _bound(code: npt.NDArray[np.uint8], slot: npt.NDArray[np.uint32], this: _Rou
 def _make_room(decided: Decisions, rows: Array, this: _Round, found: Ints) -> Decisions:
     """Count what was found outstanding against the bound, now that all of it is known: the last checks step back.
 
-    Doing this afterwards saves a pass over the table; usually nothing was found and nothing is to do.
+    Doing this afterwards saves a pass over the table; usually there is room for all and nothing is to do.
     """
     this.outstanding += found
-    if not found.any():
+    if (this.outstanding <= this.policy.outstanding_per_group_max).all():
         return decided
     checks = np.flatnonzero(decided.decision == _CHECK)
     slot = _slots(rows["group_no"][decided.index[checks]], len(found) - 1)

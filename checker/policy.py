@@ -2,21 +2,17 @@
 
 Whoever reads the configuration has RocketMQ's milliseconds; `Policy.from_ms` rounds every time up, so that nothing is
 checked or discarded sooner than configured. A message may ask for a longer grace of its own, its immunity:
-`parse_immunity_s` reads what the producer wrote, `effective_immunity_s` says what it amounts to.
+`store.records.parse_immunity_s` reads what the producer wrote, `effective_immunity_s` says what it amounts to.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from store.records import CHECK_COUNT_MAX, IMMUNITY_MAX_S, Array
-
-#: What Long.parseLong takes of ASCII; Python's int() would also take " 7", "1_0" and the digits of other scripts.
-_WHOLE_NUMBER: Final = re.compile(r"[+-]?[0-9]+")
+from store.records import CHECK_COUNT_MAX, Array
 
 #: Times are compared with stored_at_s, 32 bits wide.
 _TIME_MAX_S: Final = 0xFFFF_FFFF
@@ -88,20 +84,6 @@ class Policy:
 def seconds_up(duration_ms: int) -> int:
     """Milliseconds as whole seconds, rounded up: 6,001 ms is a timeout of 7 s, never of 6 s."""
     return -(-duration_ms // 1000)
-
-
-def parse_immunity_s(text: str | None) -> int:
-    """CHECK_IMMUNITY_TIME_IN_SECONDS as a row keeps it: 0 = not given, at most IMMUNITY_MAX_S.
-
-    Absent, empty, negative or anything but ASCII digits with an optional sign counts as not given. A number too large
-    for the row is capped, where Long.parseLong would fail beyond 63 bits: who writes it wants the longest grace.
-    """
-    if text is None or _WHOLE_NUMBER.fullmatch(text) is None or text[0] == "-":
-        return 0
-    digits = text.lstrip("+").lstrip("0")
-    if len(digits) > len(str(IMMUNITY_MAX_S)):  # also keeps int() from refusing thousands of digits
-        return IMMUNITY_MAX_S
-    return min(int(digits or "0"), IMMUNITY_MAX_S)
 
 
 def effective_immunity_s(immunity_s: int, policy: Policy) -> int:

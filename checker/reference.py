@@ -34,9 +34,7 @@ class PendingRow(NamedTuple):
     word: int
 
 
-def decide_one(
-    row: PendingRow, policy: Policy, live_groups: Set[int], tick: Tick, outstanding_of_group: int = 0
-) -> Decision:
+def decide_one(row: PendingRow, policy: Policy, live_groups: Set[int], tick: Tick, outstanding_of_group: int = 0) -> Decision:
     """Decide for one PREPARED row; the numbers are those of the decision table."""
     stored_at_s, group_no, word = row
     age_s = tick.now_ms // 1000 - stored_at_s  # stored time, never the producer's clock; negative = never due

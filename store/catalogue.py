@@ -64,9 +64,9 @@ class Catalogue:
     def extend(self, queue_key: int, begin: int, end: int) -> None:
         """A queue reaches to `end` now (never back). `begin` counts for a new queue only."""
         slot = self._slot(self._slot_of[queue_key]) if queue_key in self._slot_of else self._add(queue_key, begin)
-        if end > slot["end"]:
-            slot["end"] = end
-            self.file.mark_dirty(self._slot_of[queue_key] // SLOTS_PER_FILE * self.file.segment_bytes)
+        slot["end"] = max(end, int(slot["end"]))
+        # Also where it stands there already: a process that died may have written it without a flush.
+        self.file.mark_dirty(self._slot_of[queue_key] // SLOTS_PER_FILE * self.file.segment_bytes)
 
     def raise_begin(self, queue_key: int, begin: int) -> None:
         slot = self._slot(self._slot_of[queue_key])

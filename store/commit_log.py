@@ -9,7 +9,7 @@ Writer: the edge. Truth: rebuilt from nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class CommitLog:
         self.end = self.file.begin
         self.scan_stop, self.scan_reason = self.end, ""
 
-    def append(self, heads: np.ndarray[Any, Any], tails: Sequence[Iterable[bytes]]) -> Placed:
+    def append(self, heads: np.ndarray[Any, Any], tails: Sequence[Sequence[bytes]]) -> Placed:
         """Append one batch, all or none, with one write. Durable only after `flush`."""
         if len(heads) > frames.BATCH_MAX:
             raise BatchTooLarge(f"{len(heads)} messages in one batch; at most {frames.BATCH_MAX} go into one")
@@ -217,17 +217,17 @@ class GroupCommit:
             mark = self._end()
             self._flush()
             self._publish(mark)
-        except StoreUnusable as error:
-            failure = error
+        except BaseException as error:
+            # Whatever went wrong: whether the tail is durable is not known.
+            failure = error if isinstance(error, StoreUnusable) else StoreUnusable(f"interrupted while flushing: {error!r}")
+            raise
         finally:
             with self._changed:
                 self._leading = False
                 self._failure = self._failure or failure
-                if mark is not None and failure is None:
+                if failure is None:
                     self.flushed = max(self.flushed, mark[0])
                 self._changed.notify_all()
-        if failure is not None:
-            raise failure
 
     def fail(self, failure: StoreUnusable) -> None:
         """Something else made the log's tail doubtful (a failed write): refuse from now on."""

@@ -91,6 +91,17 @@ class Dictionary:
             number = self._add(NameKind.TOPIC, queues, len(self.topics), name)
         return number
 
+    def restore(self, kind: NameKind, number: int, name: str, queues_min: int = 0) -> None:
+        """A frame uses this number for this name, but the dictionary was lost. Numbers before it whose names no frame has told
+        yet get a stand-in, so that none is given to another name."""
+        names = self.groups if kind == NameKind.GROUP else self.topics
+        if number < len(names):
+            return
+        queues = 0 if kind == NameKind.GROUP else max(self.default_queues, queues_min)
+        for lost in range(len(names), number):
+            self._add(kind, queues, lost, f"%lost-{lost}")
+        self._add(kind, queues, number, name)
+
     def _add(self, kind: NameKind, queues: int, number: int, name: str) -> int:
         payload = RECORD.pack(kind, queues, 0, number) + name.encode()
         self._journal.append([payload])

@@ -5,20 +5,23 @@ Files it writes: commit log, half queue, op queue, ends, dedup, dictionary, edge
 `edge.checkpoint` (JSON and its CRC, replaced as a whole) says what recovery may rely on:
     log_end      queues and ends reflect the log up to here, durably
     half_end, op_end   the queues' ends at log_end
+    half_begin   halves before it are gone
     positions    [queue key, next queue_offset] of every topic queue that has had a commit
     clean        true when the edge closed in order: log_end is then the end of the log
 
 Appending, in this order: room in the queues → frames into the log → queue entries → flush of the log → ends and dedup keys →
 published ends. Only the log is flushed; the rest is derived from it and made durable by the next checkpoint. Ends and keys
-wait in memory for the flush: a mapped page may reach the disk before the log does, and must never speak of an op that a power failure took away.
+wait in memory for the flush: a mapped page may reach the disk before the log does, and must never speak of an op that a power
+failure took away.
 """
 
 from __future__ import annotations
 
 import errno
+import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,11 +37,11 @@ from store.dictionary import Dictionary
 from store.directory import Geometry, Lock, StoreDirectory
 from store.edge_recovery import CHECKPOINT, recover
 from store.ends import Answer, EndsTable, Verdict, byte_after, judge
-from store.errors import BodyTooLarge, Corrupt, DuplicateKey, InvalidRecord, StoreUnusable
+from store.errors import BodyTooLarge, Corrupt, DuplicateKey, FlushFailed, InvalidRecord, StoreUnusable
 from store.frames import Frame, FrameKind, Message, Op
 from store.progress import Progress, no_progress
 from store.published import EDGE_MAGIC, JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
-from store.records import ENTRY, NO_POSITION, QUEUE_OFFSET_BITS, OpKind, State, Via
+from store.records import ENTRY, IMMUNITY_MAX_S, NO_POSITION, QUEUE_OFFSET_BITS, OpKind, State, Via, parse_immunity_s
 
 MAX_BODY_BYTES: Final = 4 << 20
 PROPERTIES_ROOM_BYTES: Final = 32 << 10
@@ -131,7 +134,6 @@ class EdgeStore:
         self.recovery = recover(self, progress)
         self._commit.flushed = self.log.end
         self.page[EdgeSlot.LOG_BEGIN], self.page[EdgeSlot.OP_BEGIN] = self.log.file.begin, self.op_queue.begin
-        self.page[EdgeSlot.HALF_BEGIN] = max(self.page[EdgeSlot.HALF_BEGIN], self.half_queue.begin)
         self._publish((self.log.end, self.half_end, self.op_end))
         self.page[EdgeSlot.EPOCH] += 1
 
@@ -152,9 +154,9 @@ class EdgeStore:
         with self._append_lock:
             self._commit.check()
             offsets, keys = self._sift(messages, heads, now_ms // 1000)
-            # Several messages of this batch may lead to one new half: the first of them is stored.
-            firsts = {offset: number for number, offset in reversed(list(enumerate(offsets))) if offset >= self.half_end}
-            if len(firsts) < len(messages):
+            if not isinstance(offsets, range):
+                # Several messages of this batch may lead to one new half: the first of them is stored.
+                firsts = {offset: number for number, offset in reversed(list(enumerate(offsets))) if offset >= self.half_end}
                 fresh = sorted(firsts.values())
                 heads, tails = heads[fresh], [tails[number] for number in fresh]
             ticket = self._append_fresh(heads, tails) if len(heads) else self.log.end
@@ -183,7 +185,7 @@ class EdgeStore:
             following += known is None
         return offsets, keys
 
-    def _append_fresh(self, heads: np.ndarray[Any, Any], tails: Sequence[Iterable[bytes]]) -> int:
+    def _append_fresh(self, heads: np.ndarray[Any, Any], tails: Sequence[Sequence[bytes]]) -> int:
         first, count = self.half_end, len(heads)
         self.half_queue.file.ensure((first + count) * ENTRY.itemsize)
         self.ends_table.ensure(first, first + count)
@@ -210,31 +212,46 @@ class EdgeStore:
             placed = self._append(heads, tails)
             return self._after_ops(first, placed, [_NO_HALF] * len(messages), taken)
 
-    def _encode_messages(self, messages: Sequence[Message], kind: FrameKind, now_ms: int) -> tuple[Any, list[tuple[bytes, ...]]]:
+    def _encode_messages(self, messages: Sequence[Message], kind: FrameKind, now_ms: int) -> tuple[Any, list[tuple[bytes, bytes]]]:
+        """(heads without places, tails) of messages; refuses what the store will not take."""
         if not messages:
             raise InvalidRecord("messages: the batch is empty; send at least one")
-        rows: list[tuple[Any, ...]] = []
-        tails: list[tuple[bytes, ...]] = []
-        for message in messages:
-            group_no, topic_no, queues, prefix = self._route(message.group, message.topic)
-            body, properties = message.body, message.properties
-            if len(body) > self.max_body_bytes:
-                raise BodyTooLarge(f"body: {len(body)} bytes; at most {self.max_body_bytes} (maxBodySize) are taken")
-            if message.queue_id is not None and not 0 <= message.queue_id < queues:
-                raise InvalidRecord(f"queue_id: {message.queue_id}; {message.topic} has queues 0 to {queues - 1}")
-            encoded, code, queue_id = prefix, 0, -1 if message.queue_id is None else message.queue_id
-            if properties:
-                frames.check_properties(properties)
-                encoded += frames.encode_properties(properties)
-                code = frames.tags_code(properties.get(frames.TAGS, ""))
-                key = properties.get(frames.KEYS)
-                if key and queue_id < 0:
-                    queue_id = crc32(key.encode()) % queues
-            if message.dedup_key:
-                encoded += frames.encode_properties({frames.DEDUP_KEY: message.dedup_key})
-            rows.append((message, group_no, topic_no, queues, queue_id, code, len(body), len(encoded)))
-            tails.append((body, encoded))
-        return self._message_heads(rows, kind, now_ms), tails
+        encoded = [self._encode_message(message, kind, now_ms) for message in messages]
+        heads = np.frombuffer(bytearray(b"".join([head for head, _ in encoded])), frames.HALF_HEAD)
+        return heads, [tail for _, tail in encoded]
+
+    def _encode_message(self, message: Message, kind: FrameKind, now_ms: int) -> tuple[bytes, tuple[bytes, bytes]]:
+        group_no, topic_no, queues, encoded = self._route(message.group, message.topic)
+        body, queue_id, code = message.body, message.queue_id, 0
+        immunity_s = min(max(message.immunity_s, 0), IMMUNITY_MAX_S)
+        if len(body) > self.max_body_bytes:
+            raise BodyTooLarge(f"body: {len(body)} bytes; at most {self.max_body_bytes} (maxBodySize) are taken")
+        if queue_id is not None and not 0 <= queue_id < queues:
+            raise InvalidRecord(f"queue_id: {queue_id}; {message.topic} has queues 0 to {queues - 1}")
+        if properties := message.properties:
+            encoded += frames.encode_given_properties(properties)
+            if frames.TAGS in properties:
+                code = frames.tags_code(properties[frames.TAGS])
+            if not immunity_s and frames.CHECK_IMMUNITY_TIME_IN_SECONDS in properties:
+                immunity_s = parse_immunity_s(properties[frames.CHECK_IMMUNITY_TIME_IN_SECONDS])
+            if queue_id is None and (key := properties.get(frames.KEYS)):
+                queue_id = crc32(key.encode()) % queues
+        if message.dedup_key:
+            encoded += frames.encode_properties({frames.DEDUP_KEY: message.dedup_key})
+        # For now: the queue asked for, or 0x8000 + number of queues where `_spread` is to choose.
+        place = 0x8000 + queues if queue_id is None else queue_id
+        sys_flag = frames.SYS_FLAG_PREPARED if kind == FrameKind.HALF else 0
+        born = message.born_at_ms or now_ms
+        hosts = (message.born_host, self._store_host, message.born_port, self._store_port)
+        try:
+            head = frames.HALF_STRUCT.pack(
+                *(0, 0, 0, kind, 0, 0, 0, 0, now_ms),
+                *(born, code, group_no, topic_no, place, sys_flag, immunity_s, *hosts),
+                *(message.flag, len(body), len(encoded), NO_POSITION),
+            )
+        except struct.error as error:
+            raise InvalidRecord(f"born_at_ms, born_host, born_port or flag: {error}") from error
+        return head, (body, encoded)
 
     def _route(self, group: str, topic: str) -> tuple[int, int, int, bytes]:
         """(group_no, topic_no, queues, the properties that every half of this group for this topic carries)."""
@@ -247,24 +264,6 @@ class EdgeStore:
             found = (group_no, topic_no, self.dictionary.queues[topic_no], frames.encode_properties(own))
             self._routes[group, topic] = found
         return found
-
-    def _message_heads(self, rows: list[tuple[Any, ...]], kind: FrameKind, now_ms: int) -> np.ndarray[Any, Any]:
-        messages, groups, topics, queues, queue_ids, codes, body_sizes, property_sizes = zip(*rows, strict=True)
-        heads = np.zeros(len(rows), frames.HALF_HEAD)
-        heads["kind"], heads["stored_at_ms"], heads["position"] = kind, now_ms, NO_POSITION
-        heads["sys_flag"] = frames.SYS_FLAG_PREPARED if kind == FrameKind.HALF else 0
-        heads["group_no"], heads["topic_no"] = groups, topics
-        heads["body_bytes"], heads["properties_bytes"], heads["tags_code"] = body_sizes, property_sizes, codes
-        heads["born_at_ms"] = [message.born_at_ms or now_ms for message in messages]
-        heads["immunity_s"] = [message.immunity_s for message in messages]
-        heads["born_host"] = [message.born_host for message in messages]
-        heads["born_port"] = [message.born_port for message in messages]
-        heads["flag"] = [message.flag for message in messages]
-        heads["store_host"], heads["store_port"] = self._store_host, self._store_port
-        # For now: the queue asked for, or 0x8000 + number of queues where `_spread` is to choose.
-        asked = np.asarray(queue_ids)
-        heads["queue_id"] = np.where(asked < 0, 0x8000 + np.asarray(queues), asked)
-        return heads
 
     @staticmethod
     def _spread(heads: np.ndarray[Any, Any]) -> None:
@@ -428,7 +427,7 @@ class EdgeStore:
         """Return when everything up to the ticket is durable and visible to readers."""
         self._commit.wait(ticket)
 
-    def _append(self, heads: np.ndarray[Any, Any], tails: Sequence[Iterable[bytes]]) -> Placed:
+    def _append(self, heads: np.ndarray[Any, Any], tails: Sequence[Sequence[bytes]]) -> Placed:
         end = self.log.end
         try:
             return self.log.append(heads, tails)
@@ -469,15 +468,20 @@ class EdgeStore:
                 "log_end": self.log.end,
                 "half_end": self.half_end,
                 "op_end": self.op_end,
+                "half_begin": self.page[EdgeSlot.HALF_BEGIN],
                 "positions": sorted(self.next_offset.items()),
                 "clean": clean,
             }
-        self.log.flush()
-        self._settle_flushed(state["log_end"])
-        self.half_queue.flush()
-        self.op_queue.flush()
-        self.ends_table.file.flush()
-        self.dedup.flush()
+        self._commit.check()
+        try:
+            self.log.flush()
+            self._settle_flushed(state["log_end"])
+            for part in (self.half_queue, self.op_queue, self.ends_table.file, self.dedup):
+                part.flush()
+        except FlushFailed as error:
+            # The pages may be lost while they look clean: no later checkpoint may vouch for them.
+            self._commit.fail(error)
+            raise
         disk.write_json(self.directory.root / CHECKPOINT, state, CHECKPOINT)
         self._checkpointed = int(state["log_end"])
 
@@ -488,10 +492,16 @@ class EdgeStore:
             return {}
         job = PublishedPage(path, JOB_MAGIC)
         log_low, half_low, op_low = (job[slot] for slot in (JobSlot.LOG_LOW_WATER, JobSlot.HALF_LOW_WATER, JobSlot.OP_LOW_WATER))
-        # Nothing before the checkpoint is read again by recovery; what lies behind it may be.
+        with self._append_lock:
+            first_open = self._first_open()
+            half_low = min(half_low, first_open)
+            if first_open < self.half_end:
+                log_low = min(log_low, int(self.half_queue.read(first_open, first_open + 1)[0]["commit_log_offset"]))
+            # From here on no op about an earlier half is accepted, so that the job may remove its row.
+            self.page[EdgeSlot.HALF_BEGIN] = max(self.page[EdgeSlot.HALF_BEGIN], half_low)
+        # The checkpoint remembers what is gone, and recovery reads nothing before it again.
         self.checkpoint()
         with self._append_lock:
-            self.page[EdgeSlot.HALF_BEGIN] = max(self.page[EdgeSlot.HALF_BEGIN], half_low)
             removed = {
                 "commitlog": self.log.file.remove_before(min(log_low, self._checkpointed)),
                 "half": self.half_queue.remove_before(half_low),
@@ -500,6 +510,19 @@ class EdgeStore:
             }
             self.page[EdgeSlot.LOG_BEGIN], self.page[EdgeSlot.OP_BEGIN] = self.log.file.begin, self.op_queue.begin
         return removed
+
+    def _first_open(self) -> int:
+        """The first half that is open and can be read: an operator may have resumed it since the job looked."""
+        begin = max(self.page[EdgeSlot.HALF_BEGIN], self.half_queue.begin)
+        marks = np.frombuffer(self.ends_table.file.view(begin, self.half_end - begin), np.uint8) if begin < self.half_end else ()
+        waiting = [half_offset for half_offset, (_, mark) in self._marks.items() if mark == 0]
+        for half_offset in sorted({*(np.flatnonzero(np.equal(marks, 0)) + begin).tolist(), *waiting}):
+            try:
+                if self.end_of(half_offset) == 0 and self._half_head(half_offset):
+                    return half_offset
+            except (Corrupt, IndexError):
+                continue
+        return self.half_end
 
     def close(self) -> None:
         """Flush, note a clean exit, let go of the lock."""

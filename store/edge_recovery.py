@@ -2,9 +2,10 @@
 
     1  start from the checkpoint (without one: from the beginning of the log)
     2  replay what is known to have been durable, around damage: up to the end that was published
-    3  replay whole batches behind it: they were written, perhaps not acknowledged
-    4  cut the torn tail, of the log and of the queues over it
-    5  flush what is kept, and note it in a new checkpoint
+    3  find the whole batches behind it, cut the torn tail, write the kept batches again and flush them: the process that wrote them
+       may have died before its flush, or of a failed one, after which the kernel calls pages clean that never reached the disk
+    4  replay those batches: only now, because a mark must never reach the disk before its op
+    5  note it all in a new checkpoint
     6  publish (the caller)
 
 Every step may be interrupted and done again: frames give the same entries, marks and positions each time.
@@ -20,8 +21,9 @@ import numpy as np
 
 from store import disk, frames
 from store.catalogue import Catalogue
-from store.consume_queue import ASKED_TAG
+from store.consume_queue import ASKED_TAG, ConsumeQueue
 from store.dedup import Known
+from store.dictionary import NameKind
 from store.ends import byte_after
 from store.errors import Corrupt, CursorBeyondLog
 from store.frames import FrameKind
@@ -56,6 +58,7 @@ def recover(edge: EdgeStore, progress: Progress) -> EdgeRecovery:
     start, published = int(state["log_end"]), edge.page[EdgeSlot.LOG_END]
     edge.half_end, edge.op_end = int(state["half_end"]), int(state["op_end"])
     edge.next_offset = {int(key): int(value) for key, value in state["positions"]}
+    edge.page[EdgeSlot.HALF_BEGIN] = max(edge.page[EdgeSlot.HALF_BEGIN], int(state.get("half_begin", 0)), edge.half_queue.begin)
     edge.log.end = start
     recovery.clean = bool(state["clean"])
     if start > edge.log.file.end:
@@ -76,19 +79,19 @@ def _read_checkpoint(edge: EdgeStore, recovery: EdgeRecovery) -> dict[str, Any]:
         recovery.damage.append((0, 0, str(error)))
         state = None
     if state is None:
-        positions = _settled_positions(edge) if edge.log.file.begin else []
-        state = {"log_end": edge.log.file.begin, "half_end": 0, "op_end": 0, "positions": positions, "clean": False}
+        state = {"log_end": edge.log.file.begin, "half_end": 0, "op_end": 0, "positions": [], "clean": False}
     return state
 
 
-def _settled_positions(edge: EdgeStore) -> list[tuple[int, int]]:
-    """Retention took the log's beginning and the checkpoint is lost: a queue without a commit in the rest goes on where it was
-    settled."""
+def _respect_settled(edge: EdgeStore) -> None:
+    """No place that is settled is given out again: the op that took it may be damaged, or, without a checkpoint, gone with
+    retention."""
     generation = edge.directory.current_generation()
-    if generation is None:
-        return []
-    catalogue = Catalogue(edge.directory.generation(generation) / "catalogue")
-    return [(key, catalogue.extent(key)[1]) for key in catalogue.queue_keys()]
+    if generation is not None:
+        catalogue = Catalogue(edge.directory.generation(generation) / "catalogue")
+        for key in catalogue.queue_keys():
+            edge.next_offset[key] = max(edge.next_offset.get(key, 0), catalogue.extent(key)[1])
+        catalogue.close()
 
 
 def _replay(edge: EdgeStore, start: int, durable: int, recovery: EdgeRecovery, progress: Progress) -> None:
@@ -105,18 +108,25 @@ def _replay(edge: EdgeStore, start: int, durable: int, recovery: EdgeRecovery, p
     for at, size in edge.log.salvage(start, durable, damaged):
         replay.frame(at, size)
         watch(at)
-    if durable > start and replay.frames == 0 and _all_zero(edge, start, durable):
-        raise CursorBeyondLog(_beyond(edge, start, durable))
+    lost = recovery.damage[-1] if recovery.damage else (0, 0, "")
+    if durable > start and lost[1] == durable and _all_zero(edge, lost[0], durable):
+        raise CursorBeyondLog(_beyond(edge, lost[0], durable))
+    # Numbers that were acknowledged are not given again, even if damage ate the last frames.
+    replay.reach(edge.page[EdgeSlot.HALF_END], edge.page[EdgeSlot.OP_END])
     # 3
-    for batch in edge.log.scan(durable):
-        for at, size in batch.frames:
-            replay.frame(at, size)
-        watch(batch.end)
-    # 4
+    kept = list(edge.log.scan(durable))
     recovery.cut_at, recovery.cut_reason = edge.log.scan_stop, edge.log.scan_reason
     edge.log.end = edge.log.scan_stop
     edge.log.file.cut(edge.log.end)
+    edge.log.file.rewrite(durable, edge.log.end)
+    edge.log.flush()
+    # 4
+    for batch in kept:
+        for at, size in batch.frames:
+            replay.frame(at, size)
+        watch(batch.end)
     replay.finish()
+    _respect_settled(edge)
     recovery.frames_replayed = replay.frames
 
 
@@ -182,8 +192,8 @@ class _Replay:
         half_offset, position, kind = head[9], head[10], OpKind(head[12])
         if position != NO_POSITION:
             self._place(position)
-        if half_offset >= 0:
-            table = self._edge.ends_table
+        table = self._edge.ends_table
+        if half_offset >= table.file.begin:  # retention may have taken the table's beginning
             table.ensure(half_offset, half_offset + 1)
             table[half_offset] = byte_after(kind, table[half_offset])
         self._put_op(at, size, head[7], ASKED_TAG if kind == OpKind.ASKED else half_offset)
@@ -205,15 +215,21 @@ class _Replay:
         dictionary = self._edge.dictionary
         if head[11] >= len(dictionary.groups) or head[12] >= len(dictionary.topics):
             properties = frames.decode_properties(bytes(content[frames.HALF_HEAD.itemsize + head[21] :]))
-            dictionary.add_group(properties[frames.PGROUP])
-            dictionary.add_topic(properties[frames.REAL_TOPIC])
+            dictionary.restore(NameKind.GROUP, head[11], properties[frames.PGROUP])
+            dictionary.restore(NameKind.TOPIC, head[12], properties[frames.REAL_TOPIC], head[13] + 1)
 
     # Damage ate some frames. Their entries may still stand in the queue; where they do not, a hole keeps their numbers.
     # A queue without files (a restored store whose log does not begin at 0) begins here.
+    def reach(self, half_end: int, op_end: int) -> None:
+        if half_end > self._edge.half_end:
+            self._skip_halves(half_end)
+        if op_end > self._edge.op_end:
+            self._skip_ops(op_end)
+
     def _skip_halves(self, following: int) -> None:
         self._put_halves()
         if not self._edge.half_queue.file.starts():
-            self._edge.page[EdgeSlot.HALF_BEGIN] = following
+            self._edge.page[EdgeSlot.HALF_BEGIN] = max(self._edge.page[EdgeSlot.HALF_BEGIN], following)
         self._edge.half_queue.reach(following)
         self._edge.half_end = self._half_first = following
 
@@ -224,14 +240,14 @@ class _Replay:
 
     def _put_halves(self) -> None:
         if self._halves:
-            self._edge.half_queue.put(self._half_first, _entries(self._halves))
+            _put(self._edge.half_queue, self._half_first, self._halves)
             self._half_first += len(self._halves)
             self._halves = []
         self._edge.ends_table.ensure(self._half_first, self._half_first)
 
     def _put_ops(self) -> None:
         if self._ops:
-            self._edge.op_queue.put(self._op_first, _entries(self._ops))
+            _put(self._edge.op_queue, self._op_first, self._ops)
             self._op_first += len(self._ops)
             self._ops = []
 
@@ -244,5 +260,7 @@ class _Replay:
                 queue.cut(end)
 
 
-def _entries(rows: list[tuple[int, int, int]]) -> np.ndarray[Any, Any]:
-    return np.array(rows, ENTRY)
+def _put(queue: ConsumeQueue, first: int, rows: list[tuple[int, int, int]]) -> None:
+    """Entries that retention has taken from a queue already (the log may reach further back) are left out."""
+    gone = max(0, queue.begin - first)
+    queue.put(first + gone, np.array(rows[gone:], ENTRY))

@@ -50,7 +50,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
@@ -124,6 +124,7 @@ OP_STRUCT: Final = struct.Struct("<IIHBBHHqqqqiBBH")
 assert OP_HEAD.itemsize == OP_STRUCT.size == 56
 
 CRC_AT: Final = 0
+_CRC: Final = struct.Struct("<I")
 CRC_FROM: Final = 4
 MAGIC_AT: Final = 8
 KIND_AT: Final = 10
@@ -154,6 +155,7 @@ OWN_PROPERTIES: Final = frozenset(
     }
 )
 DELAY_PROPERTIES: Final = frozenset({"DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"})
+_REFUSED_PROPERTIES: Final = OWN_PROPERTIES | DELAY_PROPERTIES
 
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
@@ -200,10 +202,10 @@ def check_name(name: str, what: str) -> str:
     """A topic or group name that may be used, or IllegalName saying why not."""
     if not name:
         raise IllegalName(f"{what}: is empty; give it a name")
-    if len(name.encode()) > NAME_MAX_BYTES:
-        raise IllegalName(f"{what}: {name[:40]!r}… is longer than {NAME_MAX_BYTES} bytes")
     if not _NAME_CHARACTERS.issuperset(name):
-        raise IllegalName(f"{what}: {name!r} has characters other than letters, digits and _ - % | .")
+        raise IllegalName(f"{what}: {name[:40]!r} has characters other than letters, digits and _ - % | .")
+    if len(name) > NAME_MAX_BYTES:
+        raise IllegalName(f"{what}: {name[:40]!r}… is longer than {NAME_MAX_BYTES} bytes")
     if name in (".", ".."):
         raise IllegalName(f"{what}: {name!r} is not a name")
     if what == "topic" and name in RESERVED_TOPICS:
@@ -221,23 +223,32 @@ def tags_code(tags: str) -> int:
     return code - (1 << 32) if code >= 1 << 31 else code
 
 
-def check_properties(properties: Mapping[str, str]) -> None:
-    for name, value in properties.items():
-        if name in OWN_PROPERTIES:
-            raise IllegalProperty(f"properties: {name} is set by Escrow; leave it out")
-        if name in DELAY_PROPERTIES:
-            raise DelayedHalf(f"properties: {name}: a transactional message cannot be delayed; leave it out")
-        if not name:
-            raise IllegalProperty("properties: a name is empty")
-        if "\x01" in name or "\x02" in name or "\x01" in value or "\x02" in value:
-            raise IllegalProperty(f"properties: {name!r} has a control character 0x01 or 0x02, which separate properties")
-
-
 def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """`name 0x01 value 0x02` for each; IllegalProperty where that could not be read back."""
+    text = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
+    if text.count("\x01") != len(properties) or text.count("\x02") != len(properties) or "" in properties:
+        raise IllegalProperty(_bad_property(properties))
     try:
-        return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()]).encode()
+        return text.encode()
     except UnicodeEncodeError as error:
         raise IllegalProperty(f"properties: not encodable as UTF-8 ({error.reason})") from error
+
+
+def _bad_property(properties: Mapping[str, str]) -> str:
+    if "" in properties:
+        return "properties: a name is empty"
+    bad = next(name for name, value in properties.items() if any(sign in name + value for sign in "\x01\x02"))
+    return f"properties: {bad!r} has a control character 0x01 or 0x02, which separate properties"
+
+
+def encode_given_properties(properties: Mapping[str, str]) -> bytes:
+    """A producer's properties; those that Escrow sets itself, and delays, are refused."""
+    if not _REFUSED_PROPERTIES.isdisjoint(properties):
+        name = next(name for name in properties if name in _REFUSED_PROPERTIES)
+        if name in DELAY_PROPERTIES:
+            raise DelayedHalf(f"properties: {name}: a transactional message cannot be delayed; leave it out")
+        raise IllegalProperty(f"properties: {name} is set by Escrow; leave it out")
+    return encode_properties(properties)
 
 
 def decode_properties(content: bytes) -> dict[str, str]:
@@ -253,26 +264,27 @@ def frame_crc(frame: memoryview | bytes, commit_log_offset: int) -> int:
     return zlib.crc32(frame[CRC_FROM:], crc_seed(commit_log_offset))
 
 
-def encode_batch(heads: np.ndarray[Any, Any], tails: Sequence[Iterable[bytes]], commit_log_offset: int) -> bytearray:
+def encode_batch(heads: np.ndarray[Any, Any], tails: Sequence[Sequence[bytes]], commit_log_offset: int) -> bytearray:
     """Frames of one batch as one piece of bytes: heads filled in but for sizes, batch fields and CRC; tails follow each head.
 
     Numbers are set for all frames at once; only the CRC is a loop.
     """
-    count, head_bytes = len(heads), heads.dtype.itemsize
-    tail_bytes = [b"".join(tail) for tail in tails]
-    sizes = np.fromiter(map(len, tail_bytes), np.int64, count) + head_bytes
+    count, width = len(heads), heads.dtype.itemsize
+    sizes = [width + sum(map(len, tail)) for tail in tails]
     heads["size_bytes"], heads["magic"] = sizes, MAGIC
     heads["batch_length"], heads["batch_index"] = count, np.arange(count)
-    raw = memoryview(bytearray(heads.tobytes()))
-    crc32, pack_into, at, offset = zlib.crc32, struct.pack_into, 0, commit_log_offset
-    parts: list[Any] = []
-    for tail, size in zip(tail_bytes, sizes.tolist(), strict=True):
-        head = raw[at : at + head_bytes]
-        pack_into("<I", head, CRC_AT, crc32(tail, crc32(head[CRC_FROM:], offset & 0xFFFFFFFF)))
-        parts.append(head)
-        parts.append(tail)
-        at, offset = at + head_bytes, offset + size
-    return bytearray().join(parts)
+    raw = heads.tobytes()
+    parts: list[bytes] = []
+    for number, tail in enumerate(tails):
+        parts.append(raw[number * width : number * width + width])
+        parts += tail
+    data = bytearray().join(parts)
+    view, crc32, pack_into, at = memoryview(data), zlib.crc32, _CRC.pack_into, 0
+    for size in sizes:
+        crc = crc32(view[at + CRC_FROM : at + size], (commit_log_offset + at) & 0xFFFFFFFF)
+        pack_into(data, at + CRC_AT, crc)
+        at += size
+    return data
 
 
 def encode_pad(size_bytes: int, commit_log_offset: int) -> bytes:

@@ -30,9 +30,9 @@ from store import disk, redo_log
 from store.catalogue import Catalogue
 from store.consume_queue import REASON_SHIFT, ConsumeQueue, make_entries
 from store.directory import Geometry, Lock, StoreDirectory
-from store.errors import BatchBeyondCursor, Corrupt, CursorBeyondLog, StoreUnusable
+from store.errors import BatchBeyondCursor, Corrupt, CursorBeyondLog, FlushFailed, StoreUnusable
 from store.progress import Progress, no_progress
-from store.published import JOB_MAGIC, JobSlot, PublishedPage
+from store.published import JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
 from store.reader import LogReader, topic_queue_name
 from store.records import ENTRY, HALF, ROW, State, pack_words, queue_key_of, queue_offset_of, topic_of_key
 from store.redo_log import MARKER_ENTRIES, REDO, TOTALS, Marker, RedoKind, RedoLog, kinds_of, numbers_of
@@ -206,21 +206,25 @@ class JobStore:
 
     def commit(self, batch: Batch) -> None:
         """1 redo log, flushed · 2 applied · 3 published · 4 now and then a checkpoint."""
-        if self._failed is not None:
-            raise StoreUnusable(f"refused since an earlier failure: {self._failed}") from self._failed
+        self._refuse_after_failure()
         if batch.before is not self.marker:
             raise BatchBeyondCursor("the batch was begun before another one was committed")
         entries = batch.entries
         try:
             self.redo.append(entries, batch.marker)  # 1
             self._apply(entries, self.marker, batch.marker)  # 2
-        except StoreUnusable as error:
-            self._failed = error
+        except BaseException as error:
+            # The redo log may be ahead of what is applied: only recovery can tell.
+            self._failed = error if isinstance(error, StoreUnusable) else StoreUnusable(f"interrupted while settling: {error!r}")
             raise
         self._unflushed += len(entries) + MARKER_ENTRIES
         self._publish()  # 3
         if self._unflushed >= self.checkpoint_entries:  # 4
             self.checkpoint()
+
+    def _refuse_after_failure(self) -> None:
+        if self._failed is not None:
+            raise StoreUnusable(f"refused since an earlier failure: {self._failed}") from self._failed
 
     def _apply(self, entries: Array, before: Marker, marker: Marker) -> None:
         with disk.failpoint("apply.rows"):
@@ -357,6 +361,7 @@ class JobStore:
             (JobSlot.ROUND_CHECK_START, marker.round_check_start),
             (JobSlot.ROUND_NO, marker.round_no),
             (JobSlot.ROW_BEGIN, self.table.begin),
+            (JobSlot.SEQUENCE, marker.sequence),
             (JobSlot.NOW_MS, marker.now_ms),
             (JobSlot.GENERATION, self.generation),
             (JobSlot.OP_CURSOR, marker.op_cursor),
@@ -372,7 +377,13 @@ class JobStore:
     # --- checkpoint, retention, close -----------------------------------------------------------------------------------
     def checkpoint(self, *, clean: bool = False) -> None:
         """Flush what is derived and note how far recovery may rely on it."""
-        self._flush_derived()
+        self._refuse_after_failure()
+        try:
+            self._flush_derived()
+        except FlushFailed as error:
+            # The pages may be lost while they look clean: no later checkpoint may vouch for them.
+            self._failed = error
+            raise
         state = {
             "generation": self.generation,
             "redo_end": self.redo.end,
@@ -391,9 +402,12 @@ class JobStore:
 
     def retain(self, now_ms: int, retention_ms: int) -> dict[str, int]:
         """Delete this side's files that nobody needs, and publish how far the edge may delete its own (see retention.py)."""
-        self.ledger.advance(self, now_ms, retention_ms)
+        # Rows go one cycle after their ids: the edge has said that it accepts no more ops about halves before HALF_BEGIN (it may
+        # have accepted a resume after this side last looked), and all that it accepted before is settled.
+        half_begin, (_, op_end) = self.log.page[EdgeSlot.HALF_BEGIN], self.log.ends()
+        low = self.ledger.advance(self, now_ms, retention_ms)
         marks = self.ledger
-        removed = {"state": self.table.remove_before(marks.half_low_water)}
+        removed = {"state": self.table.remove_before(min(half_begin, low)) if self.marker.op_cursor >= op_end else 0}
         self.checkpoint()
         removed["redo"] = self._retain_redo()
         removed["topics"] = self._retain_topics()
@@ -403,11 +417,12 @@ class JobStore:
         return removed
 
     def _retain_redo(self) -> int:
-        """A redo file goes when every row that it speaks of is gone: a rebuild without it gives the same table."""
-        keep = self.redo.end - self.redo.end % self.redo.file.segment_bytes
-        for start in self.redo.file.starts():
-            if start >= keep or self.redo.newest_number(start, self.marker.half_cursor) >= self.table.begin:
-                keep = start
+        """A redo file goes when a rebuild without it gives the same: no batch begins in it, or none that speaks of a row or an
+        ordinary message that is still there. The last batch stays, for its marker."""
+        keep = self.redo.end
+        for batch in self.redo.batches(self.redo.first_batch(), None):
+            keep = batch.redo_offset
+            if redo_log.speaks_of(batch.entries, self.table.begin, self.ledger.op_low_water):
                 break
         return self.redo.file.remove_before(keep)
 
@@ -456,7 +471,7 @@ class JobStore:
     # --- recovery -------------------------------------------------------------------------------------------------------
     def _recover(self, rebuild: bool, progress: Progress) -> None:
         """1 checkpoint · 2 replay the redo log behind it · 3 cut its torn tail · 4 validate, or rebuild · 5 compare with the
-        log · 6 publish."""
+        log · 6 publish, and note it all in a new checkpoint."""
         try:
             state = disk.read_json(self.directory.root / CHECKPOINT)
             reason = "" if state else "there is no checkpoint"
@@ -479,9 +494,9 @@ class JobStore:
         if not self.recovery.clean:
             self.redo.cut(self.redo.end)  # 3
         self._compare_with_log()  # 5
+        self._publish()  # 6
         self.checkpoint()
         self._remove_other_generations()
-        self._publish()  # 6
         self.page[JobSlot.EPOCH] += 1
 
     def _open_generation(self, number: int, marker: Marker, ledger: Ledger) -> None:
@@ -508,6 +523,8 @@ class JobStore:
             self._replay(start, marker.sequence, progress)
         except Corrupt as error:
             return str(error)
+        if self.page[JobSlot.SEQUENCE] > self.marker.sequence:
+            return f"batch {self.page[JobSlot.SEQUENCE]} was applied, the redo log ends with {self.marker.sequence}"
         if self.table.pending != self.marker.pending:
             return f"{self.table.pending} rows are pending, {self.marker.pending} should be"
         return ""
@@ -521,10 +538,15 @@ class JobStore:
             window.append(batch)
             size += len(batch.entries)
             if size >= RedoLog.WINDOW_ENTRIES:
-                self._apply_window(window)
+                self._apply_window(window[:-1])
                 progress(batch.end - start, total, "replaying the redo log")
-                window, size = [], 0
-        self._apply_window(window)
+                window, size = window[-1:], 0
+        self._apply_window(window[:-1])
+        for last in window[-1:]:
+            # Its writer may have died before its flush, or of a failed one. Nothing may be applied that is not durable.
+            self.redo.file.rewrite(last.redo_offset, last.end)
+            self.redo.file.flush()
+        self._apply_window(window[-1:])
         self.recovery.cut_at = self.redo.end
 
     def _apply_window(self, window: list[redo_log.RedoBatch]) -> None:
@@ -563,7 +585,8 @@ class JobStore:
                 self.redo.file.directory,
                 self.redo.end,
                 f"{self.redo.stop_reason}: the redo log can be read up to half {self.marker.half_cursor} and op "
-                f"{self.marker.op_cursor} only, and the logs no longer reach back that far; restore a backup (escrow store restore)",
+                f"{self.marker.op_cursor} only, and the logs no longer reach back that far; restore a backup "
+                "(escrow store restore)",
             )
 
     def _remove_other_generations(self) -> None:

@@ -34,7 +34,8 @@ def decode(content: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
     while offset + HEAD.size <= len(content):
         size, crc = HEAD.unpack_from(content, offset)
         payload = content[offset + HEAD.size : offset + HEAD.size + size]
-        if len(payload) != size or zlib.crc32(payload, offset & 0xFFFFFFFF) != crc:
+        # No record is empty: eight zero bytes at the beginning of a file would be one.
+        if not size or len(payload) != size or zlib.crc32(payload, offset & 0xFFFFFFFF) != crc:
             return
         offset += HEAD.size + size
         yield offset, payload
@@ -54,6 +55,11 @@ class Journal:
     def recover(self) -> list[bytes]:
         """Writer: all payloads; what lies behind the last valid record is cut off."""
         payloads = self.read_new()
+        if payloads:
+            # The last record's writer may have died before its flush, or of a failed one: write it again.
+            last = self.end - HEAD.size - len(payloads[-1])
+            disk.write(self._fd, encode(payloads[-1], last), last, self.point, self.path)
+            disk.flush(self._fd, self.point, self.path)
         if os.fstat(self._fd).st_size != self.end:
             with disk.step(f"{self.point}.cut", self.path):
                 os.ftruncate(self._fd, self.end)

@@ -20,6 +20,7 @@ aligned 8-byte word. Slot 0 holds the magic. A writer changes a slot only after 
                                                    14 now_ms           of the last settled batch
                                                    15 heartbeat_ms
                                                    16 row_begin        first row of the state table
+                                                   18 sequence         of the last batch that was applied
                                                    17 tick             counted up when the job's source shall offer a batch
                                                    20-27 totals, in the order of `redo_log.TOTALS`
 
@@ -65,7 +66,8 @@ class JobSlot:
         HEARTBEAT_MS,
         ROW_BEGIN,
         TICK,
-    ) = range(1, 18)
+        SEQUENCE,
+    ) = range(1, 19)
     TOTALS = 20
 
 

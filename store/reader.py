@@ -101,6 +101,7 @@ class LogReader:
     def tags_codes(self, commit_log_offsets: Ints) -> Ints:
         """The tags code of halves or messages at these places; 0 where the log no longer reaches back."""
         codes = np.zeros(len(commit_log_offsets), np.int64)
+        self._follow(commit_log_offsets)
         there = (commit_log_offsets >= self.log.file.begin) & (commit_log_offsets < self.log.file.end)
         if there.any():
             heads = self._gather(commit_log_offsets[there], HALF_HEAD.itemsize)
@@ -112,6 +113,7 @@ class LogReader:
 
         The op queue is the index: a scan of its tags (20 bytes an op, tens of millions a second). ASKED frames name many halves.
         """
+        self.op_queue.file.refresh()  # the edge removes files at its front
         entries = self.op_queue.read(self.op_queue.begin, self.ends()[1])
         found = []
         for entry in entries[(entries["tags_code"] == half_offset) | (entries["tags_code"] == ASKED_TAG)]:
@@ -141,11 +143,15 @@ class LogReader:
     def _plausible(self, entries: Array, head_bytes: int) -> Any:
         """Entries that point into the log: the others are corrupt and must not be followed."""
         offsets, sizes = entries["commit_log_offset"], entries["size_bytes"].astype(np.int64)
-        begin = self.page[EdgeSlot.LOG_BEGIN]
-        if begin > self.log.file.begin or (len(offsets) and int(offsets.max()) >= self.log.file.end):
-            self.log.file.refresh()
+        self._follow(offsets)
         within = offsets % self.log.segment_bytes + sizes <= self.log.segment_bytes
         return within & (sizes >= head_bytes) & (offsets >= self.log.file.begin) & (offsets < self.log.file.end)
+
+    def _follow(self, commit_log_offsets: Ints) -> None:
+        """Look at the directory again when segments came or went that these places need."""
+        begin, last = self.page[EdgeSlot.LOG_BEGIN], int(np.max(commit_log_offsets, initial=-1))
+        if begin > self.log.file.begin or last >= self.log.file.end:
+            self.log.file.refresh()
 
     def _check_crcs(self, entries: Array, heads: Array, good: Any) -> None:
         crc32, segment_bytes = zlib.crc32, self.log.segment_bytes

@@ -18,6 +18,7 @@ topic position, 63 bits: where a released message lies
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from typing import Any, Final
 
@@ -174,6 +175,24 @@ def ask_round_of(word: Any) -> Any:
 
 def outstanding_of(word: Any) -> Any:
     return word >> 31
+
+
+#: What Long.parseLong takes of ASCII; Python's int() would also take " 7", "1_0" and the digits of other scripts.
+_WHOLE_NUMBER: Final = re.compile(r"[+-]?[0-9]+")
+
+
+def parse_immunity_s(text: str | None) -> int:
+    """CHECK_IMMUNITY_TIME_IN_SECONDS as a row keeps it: 0 = not given, at most IMMUNITY_MAX_S.
+
+    Absent, empty, negative or anything but ASCII digits with an optional sign counts as not given. A number too large
+    for the row is capped, where Long.parseLong would fail beyond 63 bits: who writes it wants the longest grace.
+    """
+    if text is None or _WHOLE_NUMBER.fullmatch(text) is None or text[0] == "-":
+        return 0
+    digits = text.lstrip("+").lstrip("0")
+    if len(digits) > len(str(IMMUNITY_MAX_S)):  # also keeps int() from refusing thousands of digits
+        return IMMUNITY_MAX_S
+    return min(int(digits or "0"), IMMUNITY_MAX_S)
 
 
 # --- topic position --------------------------------------------------------------------------------------------------

@@ -289,29 +289,19 @@ class RedoLog:
 
     def first_batch(self) -> int:
         """Where the first whole batch begins. Retention may have taken the beginning of the one that ran over into the first
-        file."""
-        begin = self.file.begin
+        file, and the first whole one may itself run over."""
+        begin, size = self.file.begin, REDO.itemsize
         if begin == 0:
             return 0
-        window = self._window(begin, self.file.segment_bytes // REDO.itemsize)
-        slots = np.flatnonzero(kinds_of(window) == MARKER_KIND)
-        firsts = slots - numbers_of(window[slots])
-        for slot, first in zip(slots.tolist(), firsts.tolist(), strict=True):
-            if first >= 0 and slot + MARKER_ENTRIES <= len(window):
-                at = begin + first * REDO.itemsize
-                if self._checked(at, window[first:], slot - first) is not None:
-                    return int(at)
+        for start in self.file.starts():
+            window = self._window(start, self.file.segment_bytes // size)
+            for slot in np.flatnonzero(kinds_of(window) == MARKER_KIND).tolist():
+                count = int(numbers_of(window[slot : slot + 1])[0])
+                at, end = start + (slot - count) * size, start + (slot + MARKER_ENTRIES) * size
+                # The marker's inner slots may look like a marker: only a valid batch that ends here has one.
+                if at >= begin and (batch := self._batch_at(at)) is not None and batch.end == end:
+                    return at
         return begin
-
-    def newest_number(self, start: int, half_end: int) -> int:
-        """The highest half offset that the entries of one file speak of (retention); looks at rows only, markers aside."""
-        view = np.frombuffer(self.file.view(start, self.file.segment_bytes), REDO)
-        kinds = kinds_of(view)
-        about_rows = (kinds >= RedoKind.ROW) & (kinds <= RedoKind.QUARANTINE)
-        numbers = numbers_of(view[about_rows])
-        # A marker's inner slots may look like an entry: a number beyond the table is none.
-        numbers = numbers[numbers < half_end]
-        return int(np.max(numbers, initial=-1))
 
     def cut(self, redo_offset: int) -> None:
         self.end = redo_offset
@@ -319,6 +309,13 @@ class RedoLog:
 
     def close(self) -> None:
         self.file.close()
+
+
+def speaks_of(entries: np.ndarray[Any, Any], first_half: int, first_op: int) -> bool:
+    """Whether any of these entries is about a row from first_half on or an ordinary message from first_op on."""
+    kinds, numbers = kinds_of(entries), numbers_of(entries)
+    of_op = (kinds == RedoKind.MESSAGE) | (kinds == RedoKind.QUARANTINE_OP)
+    return bool((numbers >= np.where(of_op, first_op, first_half)).any())
 
 
 def require_batches(log: RedoLog, start: int, stop: int, sequence: int | None) -> Iterator[RedoBatch]:

@@ -8,7 +8,7 @@ fileReservedTime.
 - A state file goes when it is full, nothing in it is pending and its last change is older than fileReservedTime. Its ids are
 then `gone`.
 - Queue files go when all their entries point before the log's low-water mark; "unread" does not pin them.
-- A redo file goes when every row that it speaks of is gone.
+- A redo file goes when every row and every ordinary message that its batches speak of is gone.
 
 The ledger keeps the newest touch of each segment and state file, in the job's checkpoint; a replay touches the same again.
 After a rebuild from the redo log
@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from store.consume_queue import ConsumeQueue
 from store.directory import Geometry
+from store.published import EdgeSlot
 from store.records import STATE_MASK, State
 
 if TYPE_CHECKING:
@@ -77,12 +78,14 @@ class Ledger:
                 for number in numbers:
                     self.log_touch[number] = max(self.log_touch.get(number, 0), after.now_ms)
 
-    def advance(self, job: JobStore, now_ms: int, retention_ms: int) -> None:
-        """Move the low-water marks as far as the rules allow, never back."""
+    def advance(self, job: JobStore, now_ms: int, retention_ms: int) -> int:
+        """Move the low-water marks as far as the rules allow, never back. Returns the first row that must stay, as of now."""
         oldest = now_ms - retention_ms
-        self.half_low_water = max(self.half_low_water, self._half_low(job, oldest))
+        half_low = self._half_low(job, oldest)
+        self.half_low_water = max(self.half_low_water, half_low)
         self.log_low_water = max(self.log_low_water, self._log_low(job, oldest))
         queue = job.log.op_queue
+        queue.file.refresh()  # the edge removes files at its front
         self.op_low_water = max(self.op_low_water, self.first_kept(queue, queue.begin, job.marker.op_cursor))
         for touches, low in (
             (self.log_touch, self.log_low_water // self._geometry.commit_log_segment_bytes),
@@ -90,6 +93,7 @@ class Ledger:
         ):
             for number in [number for number in touches if number < low]:
                 del touches[number]
+        return half_low
 
     def _half_low(self, job: JobStore, oldest_ms: int) -> int:
         size = self._geometry.state_rows_per_file
@@ -97,12 +101,13 @@ class Ledger:
             full = job.marker.half_cursor >= (file_no + 1) * size
             if not full or job.table.pending_by_file.get(file_no, 0) or self.state_touch.get(file_no, 0) >= oldest_ms:
                 return file_no * size
-        return job.table.begin
+        return job.table.allocated
 
     def _log_low(self, job: JobStore, oldest_ms: int) -> int:
         """The start of the first segment that must stay."""
         size = self._geometry.commit_log_segment_bytes
-        limit = min(_first_pending_place(job), _unsettled_place(job))
+        # Never beyond the log: the marks do not go back, and what is appended later must stay.
+        limit = min(_first_pending_place(job), _unsettled_place(job), job.log.page[EdgeSlot.LOG_END])
         for start in job.log.log.file.starts():
             if start + size > limit or self.log_touch.get(start // size, 0) >= oldest_ms:
                 return start

@@ -67,6 +67,9 @@ class SegmentedFile:
             for leftover in directory.glob("*" + disk.TEMPORARY_SUFFIX):
                 disk.remove(leftover, point)
         self.refresh()
+        if writable and self._starts:
+            # Whoever made the newest segment may have died before its name was durable.
+            disk.flush_directory(directory, point)
 
     def refresh(self) -> None:
         """Look at the directory again: which segments are there?"""
@@ -110,6 +113,9 @@ class SegmentedFile:
                 if not create:
                     raise IndexError(f"{path} does not exist")
                 self._create(path, start)
+            elif self.writable:
+                # Made before, but its directory could not be flushed then (a full disk): it is not ours until that is done.
+                disk.flush_directory(self.directory, self.point)
             self.refresh()
         segment = Segment(path, start, self.segment_bytes, self.writable, self.writable and self.mapped_writes)
         self._segments[start] = segment
@@ -157,6 +163,13 @@ class SegmentedFile:
         if size <= room:
             return first
         return memoryview(bytes(first) + bytes(self.view(offset + room, size - room)))
+
+    def rewrite(self, offset: int, stop: int) -> None:
+        """Recovery: write bytes again as they are, so that the next flush makes them durable whatever became of an earlier one."""
+        while offset < stop:
+            size = min(stop - offset, self.segment_bytes - offset % self.segment_bytes)
+            self.write(offset, bytes(self.view(offset, size)))
+            offset += size
 
     def cut(self, offset: int) -> None:
         """Recovery: forget everything from `offset` on, durably; what lay there is zero afterwards."""

@@ -52,12 +52,23 @@ class Feed:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """What a batch did, for the metrics."""
+class Ended:
+    """The ops of a batch that ended a half, as columns, in log order."""
 
-    effects: dict[Effect, int]
-    prepared: int
-    quarantined: int
+    effect: Array  # checker.matcher.Effect
+    via: Array  # store.records.Via
+    said_at_ms: Array  # when the op was stored
+    half_stored_at_s: Array  # when its half was
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a batch did, for the metrics and the sinks."""
+
+    effects: dict[Effect, int] = field(default_factory=dict)
+    prepared: int = 0
+    quarantined: int = 0
+    ended: Ended | None = None  # None: the batch brought nothing new
 
 
 def read_feed(log: LogReader, half_start: int, op_start: int, records_max: int = 1 << 20) -> Feed:
@@ -91,7 +102,7 @@ class Settler:
         ops = feed.ops[feed.ops["op_offset"] >= marker.op_cursor]
         half_cursor, op_cursor = max(feed.half_stop, marker.half_cursor), max(feed.op_stop, marker.op_cursor)
         if half_cursor == marker.half_cursor and op_cursor == marker.op_cursor:
-            return Settled({}, 0, 0)
+            return Settled()
         batch = self.job.batch(half_cursor=half_cursor, op_cursor=op_cursor, now_ms=now_ms)
         new_rows = batch.prepare(halves)
         # 2
@@ -101,7 +112,8 @@ class Settler:
         _write_effects(batch, ops, mentioned, rows, matched)
         # 3, 4
         self.job.commit(batch)
-        return Settled(matched.counts(), len(halves), int(np.count_nonzero(halves["corrupt"])))
+        quarantined = int(np.count_nonzero(halves["corrupt"]))
+        return Settled(matched.counts(), len(halves), quarantined, _ended(ops, mentioned, rows, matched))
 
     def _rows(self, half_offsets: Ints, new_offsets: Ints, new_rows: Array) -> Array:
         """Current rows of halves: of this batch where they are new, of the table otherwise."""
@@ -154,6 +166,13 @@ class Settler:
     def _batch(self, now_ms: int) -> Batch:
         marker = self.job.marker
         return self.job.batch(half_cursor=marker.half_cursor, op_cursor=marker.op_cursor, now_ms=now_ms)
+
+
+def _ended(ops: Array, half_offsets: Ints, rows: Array, matched: Matched) -> Ended:
+    at = matched.where(Effect.RELEASE, Effect.ROLLBACK, Effect.DISCARD_MAX, Effect.DISCARD_EXPIRED)
+    chosen = ops[at]
+    stored_at_s = rows["stored_at_s"][np.searchsorted(half_offsets, chosen["half_offset"])]
+    return Ended(matched.effect[at], chosen["via"], chosen["stored_at_ms"], stored_at_s)
 
 
 def _write_effects(batch: Batch, ops: Array, half_offsets: Ints, rows: Array, matched: Matched) -> None:

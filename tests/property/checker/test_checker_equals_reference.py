@@ -140,17 +140,13 @@ def _assert_decides_alike(rows, policy, live, tick):
         assert decided.held_by_group.tolist()[:-1] == [held[group] for group in range(len(live))]
         assert decided.held_by_group.sum() == by_decision[Decision.HOLD]
         checks = rows["group_no"][[at for at, what in expected.items() if what is Decision.CHECK]]
-        assert (decided.outstanding_by_group - counted).tolist() == [
-            int((checks == group).sum()) for group in range(len(live))
-        ]
+        assert (decided.outstanding_by_group - counted).tolist() == [int((checks == group).sum()) for group in range(len(live))]
     return expected
 
 
 def _assert_matches_alike(ops, rows, round_no):
     """match against the reference; returns the rows afterwards, with words and stored_at_s written."""
-    known = {
-        at: HalfRow(word, group_no, stored_at_s) for at, (stored_at_s, group_no, word) in enumerate(_pending_rows(rows))
-    }
+    known = {at: HalfRow(word, group_no, stored_at_s) for at, (stored_at_s, group_no, word) in enumerate(_pending_rows(rows))}
     listed = ops[["half_offset", "kind", "group_no", "stored_at_ms", "corrupt"]].tolist()
     after, effects = match_ops([Op(*each) for each in listed], known, round_no)
 
@@ -242,9 +238,7 @@ _words = st.builds(
     st.integers(0, 3),
     st.booleans(),
 )
-_rows = st.tuples(
-    st.sampled_from([-1, 0, 1, 5, 6, 7, 8, 29, 30, 31, 99, 100, 101, 10**6]), st.sampled_from([-1, 0, 1, 2]), _words
-)
+_rows = st.tuples(st.sampled_from([-1, 0, 1, 5, 6, 7, 8, 29, 30, 31, 99, 100, 101, 10**6]), st.sampled_from([-1, 0, 1, 2]), _words)
 _ops_strategy = st.tuples(
     st.integers(-1, 4), st.integers(0, 9), st.integers(-1, 1), st.integers(0, 9_999), st.sampled_from([0, 0, 0, 0, 1])
 )

@@ -316,9 +316,7 @@ def test_no_discard_while_wall_time_has_left_monotonic_time():
     assert decide_age(100, discards_allowed=False) is CHECK
 
 
-@pytest.mark.parametrize(
-    ("distance", "expected"), [(0, WAIT), (1, CHECK), (2, CHECK), (3, CHECK), (4, WAIT), (5, CHECK)]
-)
+@pytest.mark.parametrize(("distance", "expected"), [(0, WAIT), (1, CHECK), (2, CHECK), (3, CHECK), (4, WAIT), (5, CHECK)])
 @pytest.mark.parametrize("word", [prepared(1, ask_round=3), prepared(0, ask_round=3, outstanding=True)])
 def test_at_most_once_a_round_and_the_wrap_costs_one_round(word, distance, expected):
     assert decide_age(100, word=word, round_no=3 + distance) is expected
@@ -378,9 +376,7 @@ def test_neither_rows_nor_arguments_are_changed():
 def test_a_strided_view_is_decided_like_its_copy():
     rows = row_array(*[(T0_S - 10 * at, at % 2, prepared()) for at in range(20)])
     view = rows[::3]
-    assert decide(view, Policy(), LIVE, tick_at(T0_S)).index.tolist() == [
-        at for at in range(7) if 3 * at % 2 == 0 and 30 * at > 6
-    ]
+    assert decide(view, Policy(), LIVE, tick_at(T0_S)).index.tolist() == [at for at in range(7) if 3 * at % 2 == 0 and 30 * at > 6]
 
 
 def test_check_words_mark_the_round_and_keep_the_rest():

@@ -152,9 +152,7 @@ def test_case_52_corrupt_illegal_and_duplicate_ops_are_counted_and_passed():
         op(0, OpKind.COMMIT, position=5),
         op(0, OpKind.COMMIT, position=5),
     )
-    assert effects(matched) == (
-        [Effect.CORRUPT] * 2 + [Effect.ILLEGAL] * 3 + [Effect.MESSAGE, Effect.RELEASE, Effect.ALREADY]
-    )
+    assert effects(matched) == ([Effect.CORRUPT] * 2 + [Effect.ILLEGAL] * 3 + [Effect.MESSAGE, Effect.RELEASE, Effect.ALREADY])
     assert matched.counts()[Effect.CORRUPT] == 2
     assert sum(matched.counts().values()) == 8
 
@@ -206,9 +204,7 @@ def test_case_61_the_last_resume_in_log_order_sets_stored_at():
 
 def test_asked_counts_the_hand_over_and_saturates():
     assert match_one(prepared(0, 7, 0), op(0, OpKind.ASKED), round_no=7).words.tolist() == [prepared(1, 7, 3, True)]
-    assert match_one(prepared(254), op(0, OpKind.ASKED), op(0, OpKind.ASKED)).words.tolist() == [
-        prepared(255, 0, 2, True)
-    ]
+    assert match_one(prepared(254), op(0, OpKind.ASKED), op(0, OpKind.ASKED)).words.tolist() == [prepared(255, 0, 2, True)]
     full = match_one(prepared(255, 2**18 - 1, 1), op(0, OpKind.ASKED), round_no=4)
     assert full.words.tolist() == [prepared(255, 2**18 - 1, 0, True)]
     assert immunity_of(int(full.words[0])) == 2**18 - 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from checker.policy import Policy, effective_immunities_s, effective_immunity_s, parse_immunity_s, seconds_up
-from store.records import IMMUNITY_MAX_S
+from checker.policy import Policy, effective_immunities_s, effective_immunity_s, seconds_up
+from store.records import IMMUNITY_MAX_S, parse_immunity_s
 
 
 def test_defaults_are_rocketmqs():

@@ -1,0 +1,111 @@
+"""Names of all metrics. Each process makes its own set once and serves it on its own port; the SDK does not import this.
+
+    JobMetrics    the streaming job      streaming/service.py, streaming/listener.py
+
+Labels have few fixed values, never a name that a user chooses: no topic, no group, no id.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+#: A batch takes tens of milliseconds; a backlog or a round a second.
+_BATCH_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+#: A decision takes as long as a local transaction, or until a check asks.
+_DECISION_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 86_400.0)
+
+
+class BulkHistogram(Collector):
+    """A histogram that takes many values at once, already counted by bucket: observing one by one would cost more than settling."""
+
+    def __init__(self, name: str, documentation: str, buckets: Iterable[float], registry: CollectorRegistry) -> None:
+        self.name, self.documentation = name, documentation
+        self.bounds = (*buckets, float("inf"))
+        self._counts, self._sum = [0] * len(self.bounds), 0.0
+        registry.register(self)
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self.bounds, value)] += 1
+        self._sum += value
+
+    def add(self, counts: Iterable[int], total: float) -> None:
+        """`counts` of values by bucket (as in `bounds`), and their sum."""
+        self._counts = [mine + theirs for mine, theirs in zip(self._counts, counts, strict=True)]
+        self._sum += total
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self.name, self.documentation)
+        running, buckets = 0, []
+        for bound, count in zip(self.bounds, self._counts, strict=True):
+            running += count
+            buckets.append(("+Inf" if bound == float("inf") else repr(bound), running))
+        family.add_metric([], buckets, self._sum)
+        yield family
+
+
+class JobMetrics:
+    """Metrics of the streaming job. `watch` ties the gauges to where their values are read when somebody asks."""
+
+    OUTCOMES: Final = ("commit", "rollback", "discard_max", "discard_expired")
+    VIAS: Final = ("producer", "check", "operator", "checker")
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self._settlement(registry)
+        self._checks(registry)
+        self._batches(registry)
+        self._store(registry)
+        self._spark(registry)
+
+    def _settlement(self, registry: CollectorRegistry) -> None:
+        self.pending = Gauge("escrow_pending", "Halves that wait for their end", registry=registry)
+        self.oldest_pending = Gauge("escrow_oldest_pending_age_seconds", "Age of the oldest pending half; 0 = none", registry=registry)
+        self.totals = Gauge("escrow_store_totals", "Counts since the store was made, as in the redo log", ["what"], registry=registry)
+        self.settled = Counter("escrow_settled", "Transactions ended, by outcome and by who said it", ["outcome", "via"], registry=registry)
+        self.ops_without_effect = Counter("escrow_ops_without_effect", "Ops that changed nothing, by why", ["why"], registry=registry)
+        self.messages = Counter("escrow_messages_released", "Ordinary messages released without a half", registry=registry)
+        self.quarantined = Counter("escrow_quarantined", "Corrupt records set aside", ["queue"], registry=registry)
+        self.decision_s = BulkHistogram("escrow_decision_seconds", "Half stored to end stored", _DECISION_S, registry)
+        self.release_s = BulkHistogram("escrow_release_seconds", "Commit stored to message in its topic", _BATCH_S, registry)
+
+    def _checks(self, registry: CollectorRegistry) -> None:
+        self.rounds = Counter("escrow_check_rounds", "Check rounds gone through", registry=registry)
+        self.checks = Counter("escrow_checks_emitted", "Check requests put into the check queue", registry=registry)
+        self.held = Gauge("escrow_checks_held", "Due halves of the last round whose group has no live member", registry=registry)
+        self.proposals = Counter("escrow_discard_proposals", "Discards proposed to the edge", ["reason"], registry=registry)
+        self.discards = Counter("escrow_discards", "Halves moved to the discard topic", ["reason"], registry=registry)
+        self.clock_alert = Gauge("escrow_clock_alert", "1 = the wall clock jumped and discards are stopped", registry=registry)
+
+    def _batches(self, registry: CollectorRegistry) -> None:
+        self.phase_s = Histogram("escrow_batch_phase_seconds", "Phases of a batch", ["phase"], buckets=_BATCH_S, registry=registry)
+        self.redo_flush_s = Histogram("escrow_redo_flush_seconds", "One batch into the redo log, flushed", buckets=_BATCH_S, registry=registry)
+        self.records = Counter("escrow_records_read", "Records that came through the stream", ["queue"], registry=registry)
+        self.behind = Gauge("escrow_records_behind", "Published records not yet settled", ["queue"], registry=registry)
+        self.sink_errors = Counter("escrow_sink_errors", "Calls of a sink that failed", registry=registry)
+
+    def _store(self, registry: CollectorRegistry) -> None:
+        self.store_bytes = Gauge("escrow_store_bytes", "Size of the store's files", ["part"], registry=registry)
+        self.files_removed = Counter("escrow_retention_files_removed", "Files that retention removed", ["part"], registry=registry)
+
+    def _spark(self, registry: CollectorRegistry) -> None:
+        self.spark_phase_s = Histogram(
+            "escrow_spark_phase_seconds", "Spark's own phases of a micro-batch", ["phase"], buckets=_BATCH_S, registry=registry
+        )
+        self.spark_batches = Counter("escrow_spark_batches", "Micro-batches that Spark reported", registry=registry)
+        self.spark_batch_id = Gauge("escrow_spark_batch_id", "The last micro-batch that Spark reported", registry=registry)
+        self.query_up = Gauge("escrow_query_up", "1 = the streaming query runs", registry=registry)
+
+    def watch(self, gauge: Gauge, read: Callable[[], float], **labels: str) -> None:
+        """Read the gauge's value when somebody asks for it."""
+        (gauge.labels(**labels) if labels else gauge).set_function(read)
+
+    def count_all(self, counter: Counter, label: str, counts: Mapping[Any, int]) -> None:
+        for value, count in counts.items():
+            if count:
+                counter.labels(**{label: str(value)}).inc(count)

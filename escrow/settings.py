@@ -1,0 +1,708 @@
+"""Settings: one TOML file, then the environment, then flags; each stronger than the one before it.
+
+Every key is declared once, as a field of `Settings`: its name in the file, its kind and unit, its default, its bounds and
+its sentence. Everything else follows from that: the variable (`transactionTimeOut` → `ESCROW_TRANSACTION_TIME_OUT`), the
+flag (`--set transactionTimeOut=6s`), `conf/escrow.toml` (which is `template()`), the errors and `escrow config show`.
+
+Names are RocketMQ's where it has one. A bare integer has RocketMQ's unit: milliseconds, and hours for fileReservedTime.
+
+Here are plain values only, no room is imported: `policy_values()` is for `checker.policy.Policy.from_ms`,
+`geometry_values()` for `store.directory.Geometry`.
+
+SettingsError           all that is wrong, one sentence each: where it stands, the key, what is wrong, what to do
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = [
+    "KEYS",
+    "Key",
+    "Origin",
+    "Settings",
+    "SettingsError",
+    "add_arguments",
+    "from_arguments",
+    "load",
+    "load_arguments",
+    "template",
+]
+
+DEFAULT_FILE: Final = Path("conf/escrow.toml")
+CONFIG_VARIABLE: Final = "ESCROW_CONFIG"
+PREFIX: Final = "ESCROW_"
+#: Variables with our prefix that are no keys: the file's own, and the failpoint of the crash tests.
+OTHER_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "ESCROW_FAILPOINT"})
+#: What Kubernetes adds for a service that is called escrow…: not ours to refuse.
+_SERVICE_LINK: Final = re.compile(r"ESCROW_(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
+MASK: Final = "(set, not shown)"
+
+DURATION_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+SIZE_BYTES: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_AMOUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+
+#: Names that somebody who knows RocketMQ (or an older one of ours) may try, and what they are called here.
+_KNOWN_ELSEWHERE: Final = {
+    "brokerRole": "role",
+    "storePathRootDir": "dataDir",
+    "maxMessageSize": "maxBodySize",
+    "defaultTopicQueueNums": "queuesPerTopic",
+    "mapedFileSizeCommitLog": "commitLogSegmentSize",
+    "mappedFileSizeCommitLog": "commitLogSegmentSize",
+    "transactionTimeout": "transactionTimeOut",
+    "checkTransactionMessageTimerInterval": "transactionCheckInterval",
+    "tranStateTableMappedFileSize": "tranStateTableMapedFileSize",
+    "tranRedoLogMappedFileSize": "tranRedoLogMapedFileSize",
+    "checkImmunityTime": "CHECK_IMMUNITY_TIME_IN_SECONDS, a property of each message",
+}
+
+
+class SettingsError(ValueError):
+    """The settings are wrong; `problems` has a sentence for each thing that is."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value came from: `where` is for people, `rank` orders default < file < environment < flag."""
+
+    rank: int
+    where: str
+
+    def __str__(self) -> str:
+        return self.where
+
+
+DEFAULT: Final = Origin(0, "default")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key: everything that is known about it but its value."""
+
+    name: str
+    kind: str  # duration, size, count, switch, choice, text, path
+    default: str  # as it stands in the file: TOML
+    doc: str
+    section: str
+    unit_ms: int = 1  # duration: what a bare integer counts
+    least: int | None = None
+    most: int | None = None
+    multiple: int = 1
+    choices: tuple[str, ...] = ()
+    sub_second: bool = True  # duration: False = a bare integer below 1,000 ms is taken for a mistaken unit
+    secret: bool = False
+    remedy: str = ""
+    field: str = ""
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", self.name).upper()
+
+    @property
+    def unit(self) -> str:
+        if self.kind == "duration":
+            bare = next(unit for unit, ms in DURATION_MS.items() if ms == self.unit_ms)
+            return f'a time such as "{_duration_text(6_000 if self.unit_ms == 1 else 72 * self.unit_ms)}"; a bare integer is in {_UNIT_NAMES[bare]}'
+        if self.kind == "size":
+            return 'a size such as "64MiB"; a bare integer is in bytes'
+        if self.kind == "choice":
+            return " | ".join(self.choices)
+        return {"count": "a whole number", "switch": "true | false", "text": "text", "path": "a path"}[self.kind]
+
+
+_UNIT_NAMES: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+class _Wrong(ValueError):
+    """A value that does not fit its key: the sentence without the place."""
+
+
+def _key(name: str, kind: str, default: str, doc: str, **rest: Any) -> Any:
+    """A field of `Settings` and its key, in one."""
+    key = Key(name, kind, default, doc, _section[0], **rest)
+    value = parse(key, tomllib.loads(f"v = {default}")["v"])
+    return field(default=value, metadata={"key": key})
+
+
+_section: list[str] = [""]
+
+
+def _begin(section: str) -> None:
+    _section[0] = section
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+def parse(key: Key, raw: object) -> Any:
+    """The value of a key from what stood in the file (TOML's types), a variable or a flag (text); _Wrong says why not."""
+    value = _PARSERS[key.kind](key, raw)
+    if isinstance(value, int) and not isinstance(value, bool):
+        _check_bounds(key, value, raw)
+    return value
+
+
+def _check_bounds(key: Key, value: int, raw: object) -> None:
+    shown = _shower(key)
+    if key.least is not None and value < key.least:
+        raise _Wrong(f"{_said(raw)} is less than {shown(key.least)}: {_remedy(key)}")
+    if key.most is not None and value > key.most:
+        raise _Wrong(f"{_said(raw)} is more than {shown(key.most)}: {_remedy(key)}")
+    if value % key.multiple:
+        raise _Wrong(f"{_said(raw)} is no multiple of {key.multiple}: {_remedy(key)}")
+
+
+def _remedy(key: Key) -> str:
+    if key.remedy:
+        return key.remedy
+    shown = _shower(key)
+    if key.least is not None and key.most is not None:
+        return f"set it between {shown(key.least)} and {shown(key.most)}"
+    return f"set it to {shown(key.least)} or more" if key.least is not None else f"write {key.unit}"
+
+
+def _shower(key: Key) -> Any:
+    return {"duration": _duration_text, "size": _size_text}.get(key.kind, str)
+
+
+def _said(raw: object) -> str:
+    return repr(raw) if isinstance(raw, str) else str(raw).lower() if isinstance(raw, bool) else str(raw)
+
+
+def _amount(key: Key, raw: object, units: Mapping[str, int], bare: int) -> int:
+    """A number with a unit as a whole number of the smallest one; a bare integer counts `bare` of it."""
+    if isinstance(raw, bool) or not isinstance(raw, (int, str)):
+        raise _Wrong(f"{_said(raw)} is not what belongs here: write {key.unit}")
+    text = str(raw).strip()
+    found = _AMOUNT.fullmatch(text.replace("_", ""))
+    if found is None:
+        raise _Wrong(f"{_said(raw)} cannot be read: write {key.unit}")
+    number, unit = found.groups()
+    if not unit and "." in number:
+        raise _Wrong(f"{_said(raw)} has no unit: write {key.unit}")
+    if unit and unit not in units:
+        close = next((known for known in units if known.lower() == unit.lower()), "")
+        hint = f"did you mean {number}{close}?" if close else f"units here are {', '.join(units)}"
+        raise _Wrong(f"{_said(raw)} has the unknown unit {unit!r}: {hint}")
+    value = Decimal(number) * (units[unit] if unit else bare)
+    if value != value.to_integral_value():
+        raise _Wrong(f"{_said(raw)} is finer than the smallest unit, {next(iter(units))}: round it")
+    return int(value)
+
+
+def _parse_duration(key: Key, raw: object) -> int:
+    value = _amount(key, raw, DURATION_MS, key.unit_ms)
+    bare = isinstance(raw, int) or str(raw).strip().replace("_", "").isdigit()
+    if bare and not key.sub_second and 0 < value < 1_000:
+        raise _Wrong(
+            f'{_said(raw)} is {value} milliseconds (a bare integer has RocketMQ\'s unit): write "{value}s" if seconds were meant, '
+            f'"{value}ms" if not'
+        )
+    return value
+
+
+def _parse_size(key: Key, raw: object) -> int:
+    return _amount(key, raw, SIZE_BYTES, 1)
+
+
+def _parse_count(key: Key, raw: object) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, (int, str)):
+        raise _Wrong(f"{_said(raw)} is not a whole number: {_remedy(key)}")
+    if isinstance(raw, str) and re.fullmatch(r"-?[0-9_]+", raw.strip()) is None:
+        raise _Wrong(f"{_said(raw)} is not a whole number: {_remedy(key)}")
+    return int(raw)
+
+
+def _parse_switch(_key: Key, raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    if isinstance(raw, str) and raw.strip().lower() in ("true", "false"):
+        return raw.strip().lower() == "true"
+    raise _Wrong(f"{_said(raw)} is neither true nor false: write true or false")
+
+
+def _parse_choice(key: Key, raw: object) -> str:
+    if isinstance(raw, str) and raw in key.choices:
+        return raw
+    raise _Wrong(f"{_said(raw)} is none of {', '.join(key.choices)}: {key.remedy or 'choose one of them'}")
+
+
+def _parse_text(key: Key, raw: object) -> str:
+    if not isinstance(raw, str):
+        raise _Wrong(f"{_said(raw)} is not text: put it in quotes")
+    return raw
+
+
+_PARSERS: Final = {
+    "duration": _parse_duration,
+    "size": _parse_size,
+    "count": _parse_count,
+    "switch": _parse_switch,
+    "choice": _parse_choice,
+    "text": _parse_text,
+    "path": _parse_text,
+}
+
+
+def _duration_text(value_ms: int) -> str:
+    for unit in ("h", "m", "s"):
+        if value_ms and value_ms % DURATION_MS[unit] == 0:
+            return f"{value_ms // DURATION_MS[unit]}{unit}"
+    return f"{value_ms}ms"
+
+
+def _size_text(value: int) -> str:
+    for unit in ("GiB", "MiB", "KiB"):
+        if value and value % SIZE_BYTES[unit] == 0:
+            return f"{value // SIZE_BYTES[unit]}{unit}"
+    return f"{value}B"
+
+
+# --- the keys ---------------------------------------------------------------------------------------------------------
+_PORT: Final = {"least": 0, "most": 65_535}
+_DAY_MS: Final = 86_400_000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting, as a plain value in the unit that its name ends with. `load` makes it; `origins` says where from."""
+
+    _begin("Transactions. RocketMQ's names and units.")
+    transaction_timeout_ms: int = _key(
+        "transactionTimeOut", "duration", '"6s"', "A half is checked once its age exceeds this.",
+        least=0, most=365 * _DAY_MS, sub_second=False,
+    )  # fmt: skip
+    check_count_max: int = _key(
+        "transactionCheckMax", "count", "15", "Hand-overs of a check request before a half is discarded.",
+        least=1, most=255, remedy="set it between 1 and 255; to ask nobody, set checkTransactionMessageEnable to false",
+    )  # fmt: skip
+    check_interval_ms: int = _key(
+        "transactionCheckInterval", "duration", '"30s"', "A check round begins this often; a half is asked at most once a round.",
+        least=1, most=365 * _DAY_MS, sub_second=False,
+    )  # fmt: skip
+    check_at_least_interval_ms: int = _key(
+        "checkTransactionMessageAtleastInterval", "duration", '"0ms"',
+        "3.x: a half is checked once its age exceeds this too (60s there). 0 leaves it to transactionTimeOut.",
+        least=0, most=365 * _DAY_MS, sub_second=False,
+    )  # fmt: skip
+    checks_enabled: bool = _key(
+        "checkTransactionMessageEnable", "switch", "true", "false: nobody is asked; retention still holds."
+    )
+    retention_ms: int = _key(
+        "fileReservedTime", "duration", '"72h"', "A half older than this is discarded as expired; ended ones are kept this long.",
+        unit_ms=3_600_000, least=1_000, most=3650 * _DAY_MS,
+    )  # fmt: skip
+    reject_transactions: bool = _key(
+        "rejectTransactionMessage", "switch", "false", "true: halves are refused; ends, checks and the rest go on."
+    )
+    role: str = _key(
+        "role", "choice", '"master"', "A standby refuses halves and ends and sends no checks.",
+        choices=("master", "standby"), remedy="RocketMQ's SYNC_MASTER and ASYNC_MASTER are master here, SLAVE is standby",
+    )  # fmt: skip
+    outstanding_per_group_max: int = _key(
+        "outstandingPerGroupMax", "count", "10000", "Check requests of one round that a producer group may have unanswered.",
+        least=1, most=0x7FFF_FFFF,
+    )  # fmt: skip
+    presence_ttl_ms: int = _key(
+        "presenceTtl", "duration", '"30s"', "A producer group counts as live for this long after its last poll for checks.",
+        least=1_000, most=_DAY_MS,
+    )  # fmt: skip
+
+    _begin("The store. The sizes of files are fixed when a store is made.")
+    data_dir_text: str = _key(
+        "dataDir", "path", '"data"', "Everything Escrow keeps: store/, keys/, spark/ and, unless logDir says otherwise, logs/."
+    )
+    commit_log_segment_bytes: int = _key(
+        "commitLogSegmentSize", "size", '"1GiB"', "One file of the commit log.", least=64 << 10, most=16 << 30
+    )
+    state_table_file_bytes: int = _key(
+        "tranStateTableMapedFileSize", "size", "48000000", "One file of the state table: rows of 24 bytes.",
+        least=64 * 24, most=1 << 40, multiple=24, remedy="take a multiple of 24, such as 48000000 (2,000,000 rows)",
+    )  # fmt: skip
+    redo_log_file_bytes: int = _key(
+        "tranRedoLogMapedFileSize", "size", "40000000", "One file of the redo log: entries of 20 bytes.",
+        least=64 * 20, most=1 << 40, multiple=20, remedy="take a multiple of 20, such as 40000000 (2,000,000 entries)",
+    )  # fmt: skip
+    log_queue_entries: int = _key(
+        "logQueueEntriesPerFile", "count", "1000000", "Entries in one file of the half and op queues.", least=64, most=1 << 32
+    )
+    topic_queue_entries: int = _key(
+        "topicQueueEntriesPerFile", "count", "65536", "Entries in one file of a topic's queue.", least=64, most=1 << 32
+    )
+    queues_per_topic: int = _key("queuesPerTopic", "count", "4", "Queues of a topic, fixed when it is first used.", least=1, most=64)
+    retention_interval_ms: int = _key(
+        "retentionInterval", "duration", '"10m"', "How often files that nobody needs any more are deleted.",
+        least=1_000, most=_DAY_MS,
+    )  # fmt: skip
+
+    _begin("The edge: what takes halves and ends.")
+    listen_address: str = _key("listenAddress", "text", '"127.0.0.1"', "Where the edge listens: a loopback address, for now.")
+    listen_port: int = _key("listenPort", "count", "7480", "Its port; 0 takes a free one and says which.", **_PORT)
+    max_body_bytes: int = _key("maxBodySize", "size", '"4MiB"', "The largest body of a message.", least=1, most=1 << 30)
+    max_request_bytes: int = _key(
+        "maxRequestSize", "size", '"16MiB"', "The largest request, whole batch included.", least=1 << 10, most=1 << 30
+    )
+    max_messages_per_request: int = _key(
+        "maxMessagesPerRequest", "count", "4096", "The most messages or ends in one request.", least=1, most=65_535
+    )
+    max_queued_bytes: int = _key(
+        "maxQueuedSize", "size", '"64MiB"', "Halves and messages that may wait for a flush; beyond it they are refused, ends are not.",
+        least=64 << 10, most=16 << 30,
+    )  # fmt: skip
+    max_connections: int = _key("maxConnections", "count", "4096", "Open connections to the edge.", least=1, most=1 << 20)
+    poll_wait_max_ms: int = _key(
+        "pollWaitMax", "duration", '"30s"', "The longest that a poll for checks may wait.", least=0, most=600_000
+    )
+    checks_per_poll_max: int = _key("checksPerPollMax", "count", "256", "The most check requests in one answer.", least=1, most=4096)
+    dedup_window_ms: int = _key(
+        "dedupWindow", "duration", '"1h"', "A send with a dedup_key that was used this recently is the same send.",
+        least=0, most=30 * _DAY_MS,
+    )  # fmt: skip
+    id_keys_file: str = _key(
+        "idKeysFile", "path", '""', "Keys that seal transaction ids, one a line, the first in force. Empty: keys/ids.keys in dataDir."
+    )
+    id_keys: str = _key(
+        "idKeys", "text", '""', "The same keys as text, separated by commas, instead of a file. Prefer the variable ESCROW_ID_KEYS.",
+        secret=True,
+    )  # fmt: skip
+
+    _begin("The streaming job.")
+    max_records_per_batch: int = _key(
+        "maxRecordsPerBatch", "count", "1048576", "The most halves, and the most ops, in one micro-batch.", least=1, most=1 << 26
+    )
+    spark_master: str = _key("sparkMaster", "text", '"local[2]"', "Where Spark runs: local[n], local[*] or spark://host:port.")
+    spark_driver_memory_bytes: int = _key(
+        "sparkDriverMemory", "size", '"1GiB"', "Heap of the Spark driver.", least=256 << 20, most=1 << 40
+    )
+    spark_ui_port: int = _key("sparkUiPort", "count", "0", "Port of Spark's own pages; 0 = they are off.", **_PORT)
+    clock_drift_max_ms: int = _key(
+        "clockDriftMax", "duration", '"60s"', "Discards stop when wall time leaves monotonic time by more than this.",
+        least=1_000, most=_DAY_MS,
+    )  # fmt: skip
+
+    _begin("Metrics and logs.")
+    metrics_enabled: bool = _key("metricsEnable", "switch", "true", "Whether the parts serve Prometheus metrics.")
+    metrics_address: str = _key("metricsAddress", "text", '"127.0.0.1"', "Where they serve them.")
+    edge_metrics_port: int = _key("edgeMetricsPort", "count", "7481", "Port of the edge's metrics; 0 takes a free one.", **_PORT)
+    job_metrics_port: int = _key("jobMetricsPort", "count", "7482", "Port of the job's metrics; 0 takes a free one.", **_PORT)
+    log_dir_text: str = _key("logDir", "path", '""', "Where the parts' output goes. Empty: logs/ in dataDir.")
+    log_file_bytes: int = _key("logFileSize", "size", '"16MiB"', "A log file is rotated at this size.", least=4 << 10, most=1 << 34)
+    log_files: int = _key("logFiles", "count", "5", "Rotated log files kept of each part.", least=1, most=1_000)
+
+    _begin("The supervisor: escrow run.")
+    start_timeout_ms: int = _key(
+        "startTimeout", "duration", '"180s"', "A part that is not ready by then is stopped and started again.",
+        least=1_000, most=_DAY_MS,
+    )  # fmt: skip
+    stop_timeout_ms: int = _key(
+        "stopTimeout", "duration", '"10s"', "From the signal to stop until nothing is left.", least=2_000, most=600_000
+    )
+    restart_backoff_ms: int = _key(
+        "restartBackoff", "duration", '"500ms"', "Wait before a dead part is started again; doubles with each quick death.",
+        least=1, most=600_000,
+    )  # fmt: skip
+    restart_backoff_max_ms: int = _key(
+        "restartBackoffMax", "duration", '"30s"', "The longest such wait.", least=1, most=3_600_000
+    )
+    restart_quick_ms: int = _key(
+        "restartQuickDeath", "duration", '"60s"', "A part that was ready for less than this has died quickly.", least=1, most=_DAY_MS
+    )
+    restart_deaths_max: int = _key(
+        "restartDeathsMax", "count", "6", "Quick deaths in a row after which the supervisor gives up.", least=1, most=1_000
+    )
+
+    file: Path | None = field(default=None, compare=False)
+    origins: Mapping[str, Origin] = field(default_factory=dict, compare=False)
+    flags: tuple[str, ...] = field(default=(), compare=False)
+
+    # --- places ---
+    @property
+    def data_dir(self) -> Path:
+        return Path(self.data_dir_text)
+
+    @property
+    def store_dir(self) -> Path:
+        """The root of the store: what `escrow store verify` takes."""
+        return self.data_dir / "store"
+
+    @property
+    def spark_dir(self) -> Path:
+        """Spark's checkpoint, warehouse and scratch files; nothing in it is truth."""
+        return self.data_dir / "spark"
+
+    @property
+    def log_dir(self) -> Path:
+        return Path(self.log_dir_text) if self.log_dir_text else self.data_dir / "logs"
+
+    @property
+    def keys_file(self) -> Path:
+        return Path(self.id_keys_file) if self.id_keys_file else self.data_dir / "keys" / "ids.keys"
+
+    @property
+    def standby(self) -> bool:
+        return self.role == "standby"
+
+    # --- for the rooms ---
+    def policy_values(self) -> dict[str, Any]:
+        """Arguments of checker.policy.Policy.from_ms."""
+        return {
+            "transaction_timeout_ms": self.transaction_timeout_ms,
+            "check_interval_ms": self.check_interval_ms,
+            "retention_ms": self.retention_ms,
+            "check_at_least_interval_ms": self.check_at_least_interval_ms,
+            "check_count_max": self.check_count_max,
+            "checks_enabled": self.checks_enabled,
+            "standby": self.standby,
+            "outstanding_per_group_max": self.outstanding_per_group_max,
+        }
+
+    def geometry_values(self) -> dict[str, int]:
+        """Arguments of store.directory.Geometry."""
+        return {
+            "commit_log_segment_bytes": self.commit_log_segment_bytes,
+            "state_rows_per_file": self.state_table_file_bytes // 24,
+            "redo_entries_per_file": self.redo_log_file_bytes // 20,
+            "log_queue_entries_per_file": self.log_queue_entries,
+            "topic_queue_entries_per_file": self.topic_queue_entries,
+        }
+
+    # --- showing and passing on ---
+    def effective(self) -> Iterator[tuple[Key, object, Origin]]:
+        """(key, value as it would be written, where it came from) of every key; secrets masked."""
+        for key in KEYS.values():
+            value = getattr(self, key.field)
+            yield key, MASK if key.secret and value else written(key, value), self.origins.get(key.name, DEFAULT)
+
+    def arguments(self) -> list[str]:
+        """The flags that give another process of ours the same settings (the environment is inherited)."""
+        config = ["--config", str(self.file)] if self.file is not None else []
+        return config + [word for flag in self.flags for word in ("--set", flag)]
+
+
+def written(key: Key, value: Any) -> object:
+    """A value as the file would have it: times and sizes with their unit."""
+    if key.kind == "duration":
+        return _duration_text(value)
+    if key.kind == "size":
+        return _size_text(value) if value % 1024 == 0 and value else value
+    return str(value) if key.kind == "path" else value
+
+
+KEYS: Final[dict[str, Key]] = {}
+for _field in fields(Settings):
+    if "key" in _field.metadata:
+        _found: Key = _field.metadata["key"]
+        object.__setattr__(_found, "field", _field.name)
+        KEYS[_found.name] = _found
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+def load(
+    file: Path | None = None, flags: Iterable[str] = (), environ: Mapping[str, str] | None = None
+) -> Settings:
+    """Settings from defaults < file < environment < flags ("key=value"); SettingsError with all that is wrong.
+
+    Without a file: the one that ESCROW_CONFIG names, or conf/escrow.toml here if there is one, or none.
+    """
+    environ = os.environ if environ is None else environ
+    flags = tuple(flags)
+    problems: list[str] = []
+    path = _choose_file(file, environ)
+    found: dict[str, tuple[object, Origin]] = {}
+    for source in (_from_file(path, problems), _from_environment(environ, problems), _from_flags(flags, problems)):
+        found.update(source)
+    values, origins = _parse_all(found, problems)
+    if not problems:
+        problems += _check_together(values, origins)
+    if problems:
+        raise SettingsError(problems)
+    values.setdefault("data_dir_text", Settings.data_dir_text)
+    for name in ("data_dir_text", "log_dir_text", "id_keys_file"):
+        if values.get(name):
+            values[name] = str(Path(values[name]).absolute())
+    return Settings(**values, file=path.absolute() if path else None, origins=origins, flags=flags)
+
+
+def _choose_file(file: Path | None, environ: Mapping[str, str]) -> Path | None:
+    if file is not None:
+        return file
+    if environ.get(CONFIG_VARIABLE):
+        return Path(environ[CONFIG_VARIABLE])
+    return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+
+
+def _from_file(path: Path | None, problems: list[str]) -> dict[str, tuple[object, Origin]]:
+    if path is None:
+        return {}
+    try:
+        text = path.read_bytes().decode()
+        content = tomllib.loads(text)
+    except OSError as error:
+        problems.append(f"{path}: {error.strerror}: name a file that can be read, with --config or {CONFIG_VARIABLE}")
+        return {}
+    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are both
+        problems.append(f"{path}: not valid TOML: {error}")
+        return {}
+    found: dict[str, tuple[object, Origin]] = {}
+    for name, value in content.items():
+        origin = Origin(1, f"{path}:{_line_of(text, name)}")
+        if name in KEYS:
+            found[name] = (value, origin)
+        elif isinstance(value, dict):
+            problems.append(f"{origin}: [{name}] is a table; keys stand at the top of the file: remove the line")
+        else:
+            problems.append(f"{origin}: {_unknown(name)}")
+    return found
+
+
+def _line_of(text: str, name: str) -> int:
+    """The line of a top-level key; TOML readers do not tell."""
+    pattern = re.compile(rf"""\s*(\[\s*)*["']?{re.escape(name)}["']?\s*[=.\]]""")
+    return next((number for number, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 1)
+
+
+def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[str, tuple[object, Origin]]:
+    known = {key.variable: key for key in KEYS.values()}
+    found: dict[str, tuple[object, Origin]] = {}
+    for variable in sorted(environ):
+        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
+            continue
+        if variable in known:
+            found[known[variable].name] = (environ[variable], Origin(2, f"variable {variable}"))
+        elif not _SERVICE_LINK.fullmatch(variable):
+            close = difflib.get_close_matches(variable, known, 1, 0.8)
+            hint = f"did you mean {close[0]}?" if close else "unset it; escrow config show lists the keys"
+            problems.append(f"variable {variable}: no such setting: {hint}")
+    return found
+
+
+def _from_flags(flags: Iterable[str], problems: list[str]) -> dict[str, tuple[object, Origin]]:
+    found: dict[str, tuple[object, Origin]] = {}
+    for flag in flags:
+        name, sign, value = flag.partition("=")
+        if not sign:
+            problems.append(f"flag --set {flag}: has no value: write --set {name}=VALUE")
+        elif name in KEYS:
+            found[name] = (value, Origin(3, f"flag --set {name}"))
+        else:
+            problems.append(f"flag --set {name}: {_unknown(name)}")
+    return found
+
+
+def _unknown(name: str) -> str:
+    if name in _KNOWN_ELSEWHERE:
+        return f"{name}: no such key: it is called {_KNOWN_ELSEWHERE[name]} here"
+    folded = {known.lower(): known for known in KEYS}
+    close = difflib.get_close_matches(name.lower(), folded, 1, 0.7)
+    hint = f"did you mean {folded[close[0]]}?" if close else "escrow config show lists the keys"
+    return f"{name}: no such key: {hint}"
+
+
+def _parse_all(
+    found: Mapping[str, tuple[object, Origin]], problems: list[str]
+) -> tuple[dict[str, Any], dict[str, Origin]]:
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    for name, (raw, origin) in found.items():
+        key = KEYS[name]
+        try:
+            values[key.field] = parse(key, raw)
+        except _Wrong as error:
+            said = str(error)
+            problems.append(f"{origin}: {name}: {'its value cannot be used' if key.secret else said}")
+        origins[name] = origin
+    return values, origins
+
+
+def _check_together(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> list[str]:
+    """Rules between keys."""
+    value = {key.name: values.get(key.field, getattr(Settings, key.field)) for key in KEYS.values()}
+    problems = []
+
+    def blame(*names: str) -> str:
+        """The key that was set last wins the blame: the strongest origin, the first named among equals."""
+        name = max(names, key=lambda each: origins.get(each, DEFAULT).rank)
+        return f"{origins.get(name, DEFAULT)}: {name}"
+
+    for name in ("transactionTimeOut", "checkTransactionMessageAtleastInterval"):
+        if value[name] >= value["fileReservedTime"]:
+            problems.append(
+                f"{blame(name, 'fileReservedTime')}: {name} ({_duration_text(value[name])}) reaches fileReservedTime "
+                f"({_duration_text(value['fileReservedTime'])}), so every half would be discarded unasked: lower {name} or "
+                "raise fileReservedTime"
+            )
+    room = value["commitLogSegmentSize"] - _FRAME_ROOM_BYTES
+    if value["maxBodySize"] > room:
+        problems.append(
+            f"{blame('maxBodySize', 'commitLogSegmentSize')}: maxBodySize ({_size_text(value['maxBodySize'])}) does not fit into "
+            f"a commit log segment ({_size_text(value['commitLogSegmentSize'])}): lower it to {room} or raise commitLogSegmentSize"
+        )
+    if value["restartBackoff"] > value["restartBackoffMax"]:
+        problems.append(
+            f"{blame('restartBackoff', 'restartBackoffMax')}: restartBackoff ({_duration_text(value['restartBackoff'])}) is longer "
+            f"than restartBackoffMax ({_duration_text(value['restartBackoffMax'])}): lower it or raise restartBackoffMax"
+        )
+    return problems
+
+
+#: Head and properties of a frame have their room beside the body (store.edge has the same figures).
+_FRAME_ROOM_BYTES: Final = 120 + (32 << 10)
+
+
+# --- flags, for every command that takes settings ----------------------------------------------------------------------
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--config, --data and --set: the flags of every process that takes settings."""
+    parser.add_argument("--config", metavar="FILE", type=Path, help=f"the settings (default: ${CONFIG_VARIABLE}, or {DEFAULT_FILE})")
+    parser.add_argument("--data", metavar="DIR", help="the data directory; the same as --set dataDir=DIR")
+    parser.add_argument(
+        "--set", dest="settings", metavar="KEY=VALUE", action="append", default=[], help="one setting, stronger than file and environment"
+    )
+
+
+def load_arguments(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings as the flags of `add_arguments` say."""
+    flags = [*args.settings, *([f"dataDir={args.data}"] if args.data is not None else [])]
+    return load(args.config, flags, environ)
+
+
+def from_arguments(argv: Sequence[str] | None = None, prog: str | None = None) -> Settings:
+    """Settings of a process that takes nothing else."""
+    parser = argparse.ArgumentParser(prog=prog)
+    add_arguments(parser)
+    return load_arguments(parser.parse_args(argv))
+
+
+# --- the file with every default ---------------------------------------------------------------------------------------
+def template() -> str:
+    """conf/escrow.toml: every key with its default, its unit and its sentence."""
+    lines = [
+        "# Escrow's settings, each with its default. A key that is left out has the same default.",
+        "# Stronger than this file: the variable named beside each key, and the flag --set KEY=VALUE.",
+        "# `escrow config show` prints what is in force and where it came from; `escrow config check` only checks.",
+    ]
+    section = ""
+    for key in KEYS.values():
+        if key.section != section:
+            section = key.section
+            lines += ["", f"# --- {section} ---"]
+        lines += ["", f"# {key.doc}", f"# {_bounded(key)} · {key.variable}"]
+        lines += [f"# {key.name} = …" if key.secret else f"{key.name} = {key.default}"]
+    return "\n".join(lines) + "\n"
+
+
+def _bounded(key: Key) -> str:
+    if key.kind != "count" or key.most is None:
+        return key.unit
+    return f"{key.unit} from {key.least} to {key.most}"

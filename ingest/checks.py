@@ -1,0 +1,271 @@
+"""Check delivery: from the job's check queue to one live member of each producer group.
+
+The job writes a request for a half at most once a round; entries before `round_check_start` have lapsed. The edge follows the
+queue, sorts the requests by group and hands each to one member that polls. Only then is it counted, with an `asked` op: when
+the answer was written, not when the request was taken. A request whose answer could not be written goes to another member.
+
+What was handed over in the current round is known from the op log, so that a restarted edge does not ask twice in a round:
+`edge.cursors` keeps the round and the op end at which the round was first seen, and the ops behind it are read again.
+
+Polling makes a group live: presence is published when a poll begins and while it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from store import cursor
+from store.consume_queue import ASKED_TAG
+from store.cursor import Cursors
+from store.edge import EdgeStore
+from store.errors import Corrupt, StoreError
+from store.frames import Frame
+from store.presence import Presence
+from store.published import JobSlot
+from store.reader import LogReader, TopicReader
+from store.records import State, check_count_of, state_of
+
+#: Entries read from the queue at one look; the rest at the next.
+LOOK_ENTRIES: Final = 65_536
+_OPS_AT_ONCE: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRequest:
+    """A question about one half, with the half itself."""
+
+    half_offset: int
+    group_no: int
+    attempt: int
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """An entry of the check queue that nobody has got yet."""
+
+    half_offset: int
+    commit_log_offset: int
+    size_bytes: int
+    attempt: int
+
+
+@dataclass(slots=True)
+class Handover:
+    """What one poll is given. Whoever writes it to the member says afterwards whether that worked."""
+
+    group: str
+    member: str
+    requests: list[CheckRequest] = field(default_factory=list)
+    round_start: int = 0
+    waiting: list[_Waiting] = field(default_factory=list)
+
+    @property
+    def half_offsets(self) -> list[int]:
+        return [request.half_offset for request in self.requests]
+
+
+class CheckDelivery:
+    """Lives in the event loop."""
+
+    def __init__(
+        self, store: EdgeStore, cursors: Cursors, presence: Presence, now_ms: Callable[[], int], *, enabled: bool, refresh_s: float
+    ) -> None:
+        self._store, self._cursors, self._presence, self._now_ms = store, cursors, presence, now_ms
+        self._enabled, self._refresh_s = enabled, refresh_s
+        self._log = LogReader(store.directory)
+        self._topics: TopicReader | None = None
+        self._round_start = -1
+        self._at = 0
+        self._queues: dict[int, deque[_Waiting]] = {}
+        self._handed: set[int] = set()
+        self._waiters: dict[str, deque[asyncio.Future[None]]] = {}
+        self._closing = False
+        self.polls = self.lapsed = self.unreadable = 0
+
+    # --- following the queue ------------------------------------------------------------------------------------------------
+    def look(self) -> None:
+        """Take what the job has written since the last look; wake who waits for it."""
+        topics = self.topics()
+        if topics is None or not self._enabled:
+            return
+        # Start first: entries behind an end that is read later are of this round or of a newer one, never of an older one.
+        start = topics.page[JobSlot.ROUND_CHECK_START]
+        end = topics.page[JobSlot.CHECK_END]
+        if start != self._round_start:
+            self._begin_round(topics, start)
+        if self._at < end:
+            stop = min(end, self._at + LOOK_ENTRIES)
+            self._load(topics, self._at, stop)
+            self._at = self._cursors[cursor.CHECK] = stop
+
+    def topics(self) -> TopicReader | None:
+        """The job's files; None before the first job has opened the store."""
+        if self._topics is None:
+            if not (self._store.directory.root / "job.published").exists():
+                return None
+            try:
+                self._topics = TopicReader(self._store.directory)
+            except StoreError:  # the job is just making it: next time
+                return None
+        if not self._topics.page[JobSlot.GENERATION]:
+            return None
+        self._topics.follow()
+        return self._topics
+
+    def _begin_round(self, topics: TopicReader, start: int) -> None:
+        """Requests of the round before have lapsed. After a restart within a round: what of it was handed over?"""
+        self.lapsed += sum(len(queue) for queue in self._queues.values())
+        self._queues.clear()
+        restarted = self._round_start < 0 and self._cursors[cursor.ROUND_START] == start + 1
+        self._handed = self._asked_since(self._cursors[cursor.ROUND_OPS]) if restarted else set()
+        if not restarted:
+            self._cursors[cursor.ROUND_OPS] = self._store.op_end
+            self._cursors[cursor.ROUND_START] = start + 1
+        self._round_start, self._at = start, max(start, topics.queue("check").begin)
+
+    def _asked_since(self, op_offset: int) -> set[int]:
+        """Halves that `asked` ops from here on name."""
+        found: set[int] = set()
+        queue, stop = self._log.op_queue, self._log.ends()[1]
+        first = max(op_offset, queue.begin)
+        while first < stop:
+            entries = queue.read(first, min(stop, first + _OPS_AT_ONCE))
+            for entry in entries[entries["tags_code"] == ASKED_TAG]:
+                try:
+                    found.update(self._log.frame(entry).asked)
+                except Corrupt:
+                    continue  # the job quarantines it
+            first += len(entries)
+        return found
+
+    def _load(self, topics: TopicReader, first: int, stop: int) -> None:
+        entries = topics.queue("check").read(first, stop)
+        half_offsets = entries["tags_code"].astype(np.int64)
+        rows = topics.table.get(half_offsets)
+        attempts = (check_count_of(rows["word"]) + 1).tolist()
+        woken = set()
+        for at in np.flatnonzero(state_of(rows["word"]) == int(State.PREPARED)).tolist():
+            group_no, half_offset, entry = int(rows["group_no"][at]), int(half_offsets[at]), entries[at]
+            if half_offset not in self._handed:
+                waiting = _Waiting(half_offset, int(entry["commit_log_offset"]), int(entry["size_bytes"]), attempts[at])
+                self._queues.setdefault(group_no, deque()).append(waiting)
+                woken.add(group_no)
+        for group_no in woken:
+            self._wake(self._store.dictionary.groups[group_no])
+
+    def refresh(self) -> None:
+        """Files were deleted: let go of them."""
+        for part in (self._log.log.file, self._log.half_queue.file, self._log.op_queue.file):
+            part.refresh()
+
+    # --- polls ----------------------------------------------------------------------------------------------------------------
+    async def poll(self, group: str, member: str, max_requests: int, max_bytes: int, wait_s: float) -> Handover:
+        """Requests for a member of this group; waits at most wait_s for the first. Empty when none came."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        self.polls += 1
+        while True:
+            self._seen(group)
+            handover = self._take(group, member, max_requests, max_bytes)
+            left_s = deadline - loop.time()
+            if handover.requests or left_s <= 0 or self._closing:
+                return handover
+            await self._wait(group, min(left_s, self._refresh_s))
+
+    def _seen(self, group: str) -> None:
+        """A group without halves has no number, and nobody will be asked for it."""
+        group_no = self._store.dictionary.group_no(group)
+        if group_no is not None:
+            self._presence.seen(group_no, self._now_ms())
+
+    async def _wait(self, group: str, timeout_s: float) -> None:
+        waiters = self._waiters.setdefault(group, deque())
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiters.append(waiter)
+        try:
+            await asyncio.wait_for(waiter, timeout_s)
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._wake(group)  # the wake was for somebody who has gone: pass it on
+            raise
+        finally:
+            if waiter in waiters:
+                waiters.remove(waiter)
+            if not waiters and self._waiters.get(group) is waiters:
+                del self._waiters[group]
+
+    def _wake(self, group: str) -> None:
+        """Wake the member that has waited longest; it wakes the next if it leaves something."""
+        waiters = self._waiters.get(group)
+        while waiters:
+            waiter = waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    def _take(self, group: str, member: str, max_requests: int, max_bytes: int) -> Handover:
+        handover = Handover(group, member, round_start=self._round_start)
+        group_no = self._store.dictionary.group_no(group)
+        queue = self._queues.get(group_no) if group_no is not None else None
+        if not queue or group_no is None:
+            return handover
+        taken_bytes = 0
+        while queue and len(handover.requests) < max_requests and (not taken_bytes or taken_bytes + queue[0].size_bytes <= max_bytes):
+            waiting = queue.popleft()
+            if self._store.end_of(waiting.half_offset):
+                continue  # ended meanwhile: nobody needs to be asked
+            request = self._read(waiting, group_no)
+            if request is not None:
+                handover.requests.append(request)
+                handover.waiting.append(waiting)
+                taken_bytes += waiting.size_bytes
+        self._handed.update(handover.half_offsets)
+        if queue:
+            self._wake(group)
+        return handover
+
+    def _read(self, waiting: _Waiting, group_no: int) -> CheckRequest | None:
+        try:
+            frame = self._log.log.read(waiting.commit_log_offset, waiting.size_bytes)
+        except StoreError:
+            self.unreadable += 1  # never asked about: retention discards it
+            return None
+        return CheckRequest(waiting.half_offset, group_no, waiting.attempt, frame)
+
+    def put_back(self, handover: Handover) -> None:
+        """The answer could not be written: another member gets its requests, in this round still."""
+        if handover.round_start != self._round_start or not handover.requests:
+            return
+        self._handed.difference_update(handover.half_offsets)
+        self._queues.setdefault(handover.requests[0].group_no, deque()).extendleft(reversed(handover.waiting))
+        self._wake(handover.group)
+
+    def stop(self) -> None:
+        """Polls that wait come back empty."""
+        self._closing = True
+        for waiters in list(self._waiters.values()):
+            for waiter in list(waiters):
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def figures(self) -> dict[str, int]:
+        return {
+            "requests_waiting": sum(len(queue) for queue in self._queues.values()),
+            "polls_waiting": sum(len(waiters) for waiters in self._waiters.values()),
+            "handed_over_this_round": len(self._handed),
+            "lapsed": self.lapsed,
+            "unreadable": self.unreadable,
+            "polls": self.polls,
+        }
+
+    def close(self) -> None:
+        self._log.close()

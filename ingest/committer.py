@@ -1,0 +1,313 @@
+"""The committer: one thread through which everything goes into the store, so that many callers share one flush.
+
+The event loop never waits for the disk. Callers hand their work in and await a future; the thread takes all that waits and
+goes through one cycle:
+    1  ends (and what else is said about halves), in the order they came
+    2  calls: small procedures of the edge itself
+    3  ordinary messages and halves, as many as fit into a cycle; those of several callers go into one batch of the log
+    4  one flush
+    5  all futures of the cycle at once, back in the event loop
+While a cycle flushes, the next one gathers. Ends come first and are never refused while halves are accepted.
+
+A batch of several callers is refused as a whole when one of their messages breaks a rule; each caller's are then tried alone,
+so that only he hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ingest.errors import Closing, EdgeFailed, Overloaded
+from store.edge import EdgeStore, End
+from store.ends import Answer
+from store.errors import FlushFailed, InvalidRecord, StoreError
+from store.frames import Message
+
+#: Bodies taken into one cycle, and into one batch of the log; the rest waits for the next, behind the ends that came meanwhile.
+CYCLE_BYTES: Final = 8 << 20
+BATCH_BYTES: Final = 1 << 20
+BATCH_MESSAGES: Final = 4096
+#: Ends that may wait. Far more than halves can bring about; beyond it halves are refused too.
+ENDS_MAX: Final = 1 << 20
+#: What a message costs beside its body while it waits.
+MESSAGE_BYTES: Final = 512
+
+
+@dataclass(slots=True)
+class _Work:
+    """What one caller handed in."""
+
+    future: asyncio.Future[Any]
+    content: Any
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the committer did, for status and metrics."""
+
+    cycles: int = 0
+    halves: int = 0
+    messages: int = 0
+    ends: int = 0
+    answers: dict[str, int] = field(default_factory=dict)
+    asked: int = 0
+    refused_for_load: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    half_offsets: Sequence[int]
+    member: str
+
+
+@dataclass(slots=True)
+class _Cycle:
+    """One cycle under way: what to tell whom when the flush is through."""
+
+    now_ms: int
+    ticket: int = -1
+    done: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = field(default_factory=list)
+
+    def tell(self, work: _Work, result: Any, ticket: int) -> None:
+        self.ticket = max(self.ticket, ticket)
+        self.done.append((work.future, result, None))
+
+    def fail(self, work: _Work, error: BaseException) -> None:
+        self.done.append((work.future, None, error))
+
+
+class Committer:
+    """Made and used in the event loop; its thread is the only one that writes to the store."""
+
+    def __init__(self, store: EdgeStore, now_ms: Callable[[], int], queued_bytes_max: int = 64 << 20) -> None:
+        self._store, self._now_ms, self._queued_bytes_max = store, now_ms, queued_bytes_max
+        self._loop = asyncio.get_running_loop()
+        self._changed = threading.Condition(threading.Lock())
+        self._ends: deque[_Work] = deque()
+        self._calls: deque[_Work] = deque()
+        self._messages: deque[_Work] = deque()
+        self._halves: deque[_Work] = deque()
+        self._ends_waiting = self.queued_bytes = 0
+        self._closing = False
+        self.counters = Counters()
+        #: Set when the store has failed for good: the process must be started again.
+        self.failed: asyncio.Future[str] = self._loop.create_future()
+        self._batch_bytes = min(BATCH_BYTES, store.directory.geometry.commit_log_segment_bytes // 4)
+        self._ended = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
+        self._thread.start()
+
+    # --- in the event loop ------------------------------------------------------------------------------------------------
+    def prepare(self, messages: Sequence[Message]) -> asyncio.Future[Sequence[int]]:
+        """Halves, all or none; their half_offsets once they are durable."""
+        return self._put_messages(self._halves, messages)
+
+    def send(self, messages: Sequence[Message]) -> asyncio.Future[Sequence[int]]:
+        """Ordinary messages, all or none; their op_offsets once they are durable."""
+        return self._put_messages(self._messages, messages)
+
+    def _put_messages(self, queue: deque[_Work], messages: Sequence[Message]) -> asyncio.Future[Sequence[int]]:
+        size_bytes = sum([len(message.body) for message in messages]) + MESSAGE_BYTES * len(messages)
+        full = self.queued_bytes > 0 and self.queued_bytes + size_bytes > self._queued_bytes_max
+        if full or self._ends_waiting >= ENDS_MAX:
+            self.counters.refused_for_load += 1
+            raise Overloaded(f"{self.queued_bytes} bytes wait for a flush, at most {self._queued_bytes_max} may (maxQueuedSize): try again")
+        self.queued_bytes += size_bytes
+        return self._put(queue, _Work(self._loop.create_future(), messages, size_bytes))
+
+    def end(self, ends: Sequence[End]) -> asyncio.Future[list[Answer]]:
+        """Ends, judged in order; the answers once what they rest on is durable."""
+        if self._ends_waiting + len(ends) > 2 * ENDS_MAX:
+            self.counters.refused_for_load += 1
+            raise Overloaded(f"{self._ends_waiting} ends wait for a flush: try again")
+        self._ends_waiting += len(ends)
+        return self._put(self._ends, _Work(self._loop.create_future(), ends))
+
+    def asked(self, half_offsets: Sequence[int], member: str) -> asyncio.Future[None]:
+        """Check requests were handed to a member."""
+        return self._put(self._ends, _Work(self._loop.create_future(), _Asked(half_offsets, member)))
+
+    def call(self, procedure: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Run a procedure in the committer's thread; whatever it appends it must `wait` for itself."""
+        return self._put(self._calls, _Work(self._loop.create_future(), procedure))
+
+    def _put(self, queue: deque[_Work], work: _Work) -> asyncio.Future[Any]:
+        if self._closing:
+            raise Closing("the edge is stopping: try again later")
+        if self.failed.done():
+            raise EdgeFailed(f"the store failed: {self.failed.result()}")
+        queue.append(work)
+        with self._changed:
+            self._changed.notify()
+        return work.future
+
+    async def close(self) -> None:
+        """Everything handed in is done; then the thread ends."""
+        self._closing = True
+        with self._changed:
+            self._changed.notify()
+        await self._ended.wait()
+        self._thread.join()
+
+    # --- in the thread ----------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._one_cycle()
+        finally:
+            self._loop.call_soon_threadsafe(self._ended.set)
+
+    def _wait_for_work(self) -> bool:
+        """False: nothing is left and nothing will come."""
+        with self._changed:
+            while not (self._ends or self._calls or self._messages or self._halves):
+                if self._closing:
+                    return False
+                self._changed.wait()
+        return True
+
+    def _one_cycle(self) -> None:
+        cycle = _Cycle(self._now_ms())
+        released = ended = 0
+        try:
+            ended = self._cycle_ends(cycle)  # 1
+            self._cycle_calls(cycle)  # 2
+            released = self._cycle_messages(cycle)  # 3
+            self._flush(cycle)  # 4
+        finally:
+            self._loop.call_soon_threadsafe(self._finish, cycle.done, released, ended)  # 5
+        self.counters.cycles += 1
+
+    def _cycle_ends(self, cycle: _Cycle) -> int:
+        """Runs of ends go into the log together; a hand-over between two of them keeps its place."""
+        count, run, asked = 0, list[_Work](), list[_Work]()
+        while self._ends:
+            work = self._ends.popleft()
+            if isinstance(work.content, _Asked):
+                asked.append(work)
+            else:
+                run.append(work)
+                count += len(work.content)
+        # A request goes out before its answer comes back: hand-overs first.
+        for work in asked:
+            self._append_asked(work, cycle)
+        if run:
+            self._append_ends(run, cycle)
+        return count
+
+    def _append_ends(self, run: list[_Work], cycle: _Cycle) -> None:
+        ends = [end for work in run for end in work.content]
+        try:
+            answers, ticket = self._store.append_ends(ends, cycle.now_ms)
+        except Exception as error:
+            self._failed(run, cycle, error)
+            return
+        at = 0
+        for work in run:
+            cycle.tell(work, answers[at : at + len(work.content)], ticket)
+            at += len(work.content)
+        self.counters.ends += len(ends)
+        for answer in answers:
+            self.counters.answers[answer.verdict.value] = self.counters.answers.get(answer.verdict.value, 0) + 1
+
+    def _append_asked(self, work: _Work, cycle: _Cycle) -> None:
+        asked: _Asked = work.content
+        try:
+            cycle.tell(work, None, self._store.append_asked(asked.half_offsets, asked.member, cycle.now_ms))
+        except Exception as error:
+            self._failed([work], cycle, error)
+        else:
+            self.counters.asked += len(asked.half_offsets)
+
+    def _cycle_calls(self, cycle: _Cycle) -> None:
+        for _ in range(len(self._calls)):
+            work = self._calls.popleft()
+            try:
+                cycle.tell(work, work.content(), -1)
+            except Exception as error:
+                self._failed([work], cycle, error)
+
+    def _cycle_messages(self, cycle: _Cycle) -> int:
+        """Messages first: they are visible at once and mostly few. The bytes that no longer wait."""
+        taken_bytes = 0
+        for queue, append, counted in (
+            (self._messages, self._store.append_messages, "messages"),
+            (self._halves, self._store.append_halves, "halves"),
+        ):
+            while queue and taken_bytes < CYCLE_BYTES:
+                group = _take_batch(queue, self._batch_bytes)
+                taken_bytes += sum(work.size_bytes for work in group)
+                stored = self._append_together(group, append, cycle)
+                setattr(self.counters, counted, getattr(self.counters, counted) + stored)
+        return taken_bytes
+
+    def _append_together(self, group: list[_Work], append: Callable[..., Any], cycle: _Cycle) -> int:
+        """One batch for several callers; alone when that is refused. How many messages went in."""
+        try:
+            messages = group[0].content if len(group) == 1 else [message for work in group for message in work.content]
+            appended = append(messages, cycle.now_ms)
+        except InvalidRecord as error:
+            if len(group) > 1:
+                return sum(self._append_together([work], append, cycle) for work in group)
+            cycle.fail(group[0], error)
+            return 0
+        except Exception as error:
+            self._failed(group, cycle, error)
+            return 0
+        at = 0
+        for work in group:
+            cycle.tell(work, appended.offsets[at : at + len(work.content)], appended.ticket)
+            at += len(work.content)
+        return at
+
+    def _flush(self, cycle: _Cycle) -> None:
+        if cycle.ticket < 0:
+            return
+        try:
+            self._store.wait(cycle.ticket)
+        except StoreError as error:
+            self._give_up(error)
+            failure = EdgeFailed(f"nothing is known of what was sent just now: {error}")
+            cycle.done = [(future, None, failed or failure) for future, _, failed in cycle.done]
+
+    def _failed(self, works: list[_Work], cycle: _Cycle, error: Exception) -> None:
+        """A refusal for lack of room is the caller's to repeat. A failed flush, or an error that nobody foresaw, ends the edge:
+        what is in the log and what is in memory may disagree, and only recovery can tell."""
+        if isinstance(error, FlushFailed) or not isinstance(error, StoreError):
+            self._give_up(error)
+        for work in works:
+            cycle.fail(work, error)
+
+    def _give_up(self, error: Exception) -> None:
+        reason = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
+        self._loop.call_soon_threadsafe(lambda: self.failed.done() or self.failed.set_result(reason))
+
+    def _finish(self, done: list[tuple[asyncio.Future[Any], Any, BaseException | None]], released: int, ended: int) -> None:
+        """In the event loop: tell everybody."""
+        self.queued_bytes -= released
+        self._ends_waiting -= ended
+        for future, result, error in done:
+            if future.done():
+                continue  # the caller went away; what he sent stays
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+
+def _take_batch(queue: deque[_Work], batch_bytes: int) -> list[_Work]:
+    """Callers whose messages go into one batch: at least one, then as long as they fit."""
+    group = [queue.popleft()]
+    size_bytes, count = group[0].size_bytes, len(group[0].content)
+    while queue and size_bytes + queue[0].size_bytes <= batch_bytes and count + len(queue[0].content) <= BATCH_MESSAGES:
+        work = queue.popleft()
+        size_bytes, count = size_bytes + work.size_bytes, count + len(work.content)
+        group.append(work)
+    return group
+

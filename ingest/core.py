@@ -1,0 +1,382 @@
+"""The edge core: what the edge does, whatever the transport. An HTTP endpoint, a socket server or a test is put on it.
+
+    edge = Edge(settings)
+    await edge.open()                 # recovers the store, in a thread
+    ids = await edge.prepare(messages)
+    answers = await edge.end(ends)
+    async with edge.poll_checks(group, member) as handover: …write it; leaving without an exception counts it as handed over
+    await edge.close()
+
+Everything is asyncio and nothing here waits for the disk: the committer's thread does. This room and `streaming` are the only
+ones that read a clock.
+
+Refusals: a standby takes neither halves nor messages nor ends and hands nothing over; rejectTransactionMessage refuses halves
+only; load refuses halves and messages before it would ever refuse an end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from escrow.settings import Settings
+from ingest.checks import CheckDelivery, CheckRequest, Handover
+from ingest.committer import Committer
+from ingest.errors import BadId, Closing, InvalidRequest, Standby, TransactionsRejected
+from ingest.followers import Followers
+from ingest.ids import Sealer, load_keys
+from store.cursor import Cursors
+from store.directory import Geometry
+from store.edge import EdgeStore, End
+from store.ends import Answer, Verdict
+from store.errors import Corrupt
+from store.frames import Message
+from store.presence import Presence
+from store.progress import Progress, no_progress
+from store.published import EdgeSlot, JobSlot
+from store.records import OpKind, State, Via, check_count_of
+from store.wake import EDGE_WAKE, JOB_WAKE, Sleeper, Waker
+
+#: Without a wake from the job, its pages are looked at this often.
+LOOK_S: Final = 0.25
+HEARTBEAT_S: Final = 1.0
+MEMBER_MAX_CHARACTERS: Final = 128
+
+OUTCOMES: Final = {"commit": OpKind.COMMIT, "rollback": OpKind.ROLLBACK, "unknown": OpKind.UNKNOWN}
+
+
+@dataclass(frozen=True, slots=True)
+class EndRequest:
+    """What a producer says became of its transaction."""
+
+    group: str
+    id: str
+    outcome: str
+    from_check: bool = False
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EndAnswer:
+    """`verdict`: accepted, already, conflict or refused; `reason` says why not; `state`: what the transaction is now."""
+
+    verdict: str
+    reason: str = ""
+    state: str = ""
+
+
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Edge:
+    """One edge over one store. Made, used and closed in one event loop."""
+
+    def __init__(self, settings: Settings, *, now_ms: Callable[[], int] = wall_ms) -> None:
+        self.settings, self._now_ms = settings, now_ms
+        self.notice = ""
+        self._closing = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._waker: Waker | None = None
+
+    # --- opening and closing -------------------------------------------------------------------------------------------------
+    async def open(self, progress: Progress = no_progress) -> None:
+        """1 open the store, which recovers it · 2 the keys · 3 the committer · 4 the followers of the job's queues."""
+        loop = asyncio.get_running_loop()
+        self.store = await loop.run_in_executor(None, self._open_store, progress)  # 1
+        try:
+            keys, self.notice = load_keys(self.settings.keys_file, self.settings.id_keys)  # 2
+            self._sealer = Sealer(keys, self.store.directory.store_id)
+            self._open_rest()
+        except BaseException:
+            self.store.close()
+            raise
+
+    def _open_store(self, progress: Progress) -> EdgeStore:
+        settings, root = self.settings, self.settings.store_dir
+        store = EdgeStore(
+            root,
+            geometry=Geometry(**settings.geometry_values()),
+            max_body_bytes=settings.max_body_bytes,
+            default_queues=settings.queues_per_topic,
+            dedup_window_s=-(-settings.dedup_window_ms // 1000),
+            on_publish=self._published,
+            progress=progress,
+        )
+        self._waker = Waker(root / JOB_WAKE)
+        return store
+
+    def _open_rest(self) -> None:
+        settings, root = self.settings, self.settings.store_dir
+        self.started_at_ms = self._now_ms()
+        self.store.heartbeat(self.started_at_ms)
+        cursors = Cursors(root / "edge.cursors", writable=True)
+        self._presence = Presence(root / "presence", writable=True)
+        self._committer = Committer(self.store, self._now_ms, settings.max_queued_bytes)  # 3
+        self._followers = Followers(self.store, cursors, self._now_ms)  # 4
+        self._followers.recover()
+        self._checks = CheckDelivery(
+            self.store,
+            cursors,
+            self._presence,
+            self._now_ms,
+            enabled=settings.checks_enabled and not settings.standby,
+            refresh_s=settings.presence_ttl_ms / 3000,
+        )
+        self._woken = asyncio.Event()
+        self._sleeper = Sleeper(root / EDGE_WAKE)
+        asyncio.get_running_loop().add_reader(self._sleeper.fileno(), self._wake)
+        for loop_of in (self._follow, self._beat, self._retain):
+            self._start(loop_of())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(work))
+
+    @property
+    def failed(self) -> asyncio.Future[str]:
+        """Done, with the reason, when the store has failed: the process must end, and be started again to recover."""
+        return self._committer.failed
+
+    def stop(self) -> None:
+        """Polls that wait come back empty and nothing new is taken; what was accepted goes on to its end."""
+        self._closing = True
+        self._checks.stop()
+
+    async def close(self) -> None:
+        """Finish what was accepted, flush, note a clean exit."""
+        self.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        asyncio.get_running_loop().remove_reader(self._sleeper.fileno())
+        self._sleeper.close()
+        await self._committer.close()
+        self._checks.close()
+        self._presence.close()
+        await asyncio.get_running_loop().run_in_executor(None, self.store.close)
+        if self._waker is not None:
+            self._waker.close()
+
+    # --- halves and messages -------------------------------------------------------------------------------------------------
+    async def prepare(self, messages: Sequence[Message]) -> list[str]:
+        """Store halves, all or none; their transaction ids, in order, once they are durable."""
+        self._refuse_if_standby("halves")
+        if self.settings.reject_transactions:
+            raise TransactionsRejected("halves are refused here (rejectTransactionMessage = true): send them elsewhere, or set it to false")
+        self._check_count(messages, "messages")
+        half_offsets = await self._committer.prepare(messages)
+        group_no = self.store.dictionary.group_no
+        return [
+            self._sealer.seal(half_offset, group_no(message.group) or 0)
+            for half_offset, message in zip(half_offsets, messages, strict=True)
+        ]
+
+    async def send(self, messages: Sequence[Message]) -> int:
+        """Store ordinary messages, all or none, visible without a transaction; how many, once they are durable."""
+        self._refuse_if_standby("messages")
+        self._check_count(messages, "messages")
+        return len(await self._committer.send(messages))
+
+    def _refuse_if_standby(self, what: str) -> None:
+        if self._closing:
+            raise Closing("the edge is stopping: try again later")
+        if self.settings.standby:
+            raise Standby(f"this is a standby (role = standby): it takes no {what}; send them to the master")
+
+    def _check_count(self, items: Sequence[object], what: str) -> None:
+        most = self.settings.max_messages_per_request
+        if not items:
+            raise InvalidRequest(f"{what}: is empty; send at least one")
+        if len(items) > most:
+            raise InvalidRequest(f"{what}: {len(items)} in one request; at most {most} (maxMessagesPerRequest) are taken")
+
+    # --- ends ----------------------------------------------------------------------------------------------------------------
+    async def end(self, ends: Sequence[EndRequest]) -> list[EndAnswer]:
+        """End transactions; an answer for each, in order, once what it rests on is durable."""
+        self._refuse_if_standby("ends")
+        self._check_count(ends, "ends")
+        judged = [self._to_end(end) for end in ends]
+        good = [end for end in judged if isinstance(end, End)]
+        answers = iter(await self._committer.end(good) if good else [])
+        return [_answer(next(answers)) if isinstance(end, End) else end for end in judged]
+
+    def _to_end(self, end: EndRequest) -> End | EndAnswer:
+        kind = OUTCOMES.get(end.outcome)
+        if kind is None:
+            raise InvalidRequest(f"outcome: {end.outcome!r} is none of {', '.join(OUTCOMES)}")
+        try:
+            place = self._sealer.open(end.id)
+        except BadId as error:
+            return EndAnswer(Verdict.REFUSED.value, f"unknown id: {error}")
+        if place.group_no != self.store.dictionary.group_no(end.group):
+            return EndAnswer(Verdict.REFUSED.value, "wrong group")
+        return End(place.half_offset, kind, end.group, Via.CHECK if end.from_check else Via.PRODUCER, "", end.remark)
+
+    async def resume(self, ids: Sequence[str], actor: str = "", remark: str = "") -> list[EndAnswer]:
+        """An operator gives discarded (or pending) halves a new life: asked again from the start."""
+        self._refuse_if_standby("resumes")
+        self._check_count(ids, "ids")
+        opened = [self._open_id(each) for each in ids]
+        places = [place for place in opened if isinstance(place, int)]
+        answers = iter(await self._committer.call(lambda: self._resume(places, actor, remark)) if places else [])
+        return [_answer(next(answers)) if isinstance(place, int) else place for place in opened]
+
+    def _open_id(self, text: str) -> int | EndAnswer:
+        try:
+            return self._sealer.open(text).half_offset
+        except BadId as error:
+            return EndAnswer(Verdict.REFUSED.value, f"unknown id: {error}")
+
+    def _resume(self, half_offsets: list[int], actor: str, remark: str) -> list[Answer]:
+        """In the committer's thread, so that no proposal comes between the op and the note of it."""
+        ends = [End(half_offset, OpKind.RESUME, via=Via.OPERATOR, actor=actor, remark=remark) for half_offset in half_offsets]
+        answers, ticket = self.store.append_ends(ends, self._now_ms())
+        pairs = zip(half_offsets, answers, strict=True)
+        self._followers.resumed([half_offset for half_offset, answer in pairs if answer.verdict is Verdict.ACCEPTED])
+        self.store.wait(ticket)
+        return answers
+
+    # --- checks --------------------------------------------------------------------------------------------------------------
+    @asynccontextmanager
+    async def poll_checks(self, group: str, member: str, max_requests: int = 32, wait_s: float = 0.0) -> AsyncIterator[Handover]:
+        """Check requests for one member of a group, as a context: inside it the transport writes the answer. Leaving it in order
+        records the hand-over; leaving it with an exception gives the requests to another member."""
+        handover = await self._poll(group, member, max_requests, wait_s)
+        try:
+            yield handover
+        except BaseException:
+            self._checks.put_back(handover)
+            raise
+        if handover.requests:
+            with contextlib.suppress(Closing):  # not counted then: the half is asked again, which does no harm
+                self._committer.asked(handover.half_offsets, member).add_done_callback(_heard)
+
+    async def _poll(self, group: str, member: str, max_requests: int, wait_s: float) -> Handover:
+        self._refuse_if_standby("polls")
+        if not member or len(member) > MEMBER_MAX_CHARACTERS:
+            raise InvalidRequest(f"member: name yourself in 1 to {MEMBER_MAX_CHARACTERS} characters")
+        if max_requests < 1 or wait_s < 0:
+            raise InvalidRequest("max: ask for at least 1, and wait_s for 0 or more")
+        max_requests = min(max_requests, self.settings.checks_per_poll_max)
+        wait_s = min(wait_s, self.settings.poll_wait_max_ms / 1000)
+        return await self._checks.poll(group, member, max_requests, self.settings.max_request_bytes // 2, wait_s)
+
+    def id_of(self, request: CheckRequest) -> str:
+        return self._sealer.seal(request.half_offset, request.group_no)
+
+    # --- status --------------------------------------------------------------------------------------------------------------
+    async def status(self) -> dict[str, Any]:
+        """How the edge is, and what it sees of the job."""
+        counters, store = self._committer.counters, self.store
+        return {
+            "role": self.settings.role,
+            "store_id": store.directory.store_id,
+            "started_at_ms": self.started_at_ms,
+            "half_end": store.half_end,
+            "op_end": store.op_end,
+            "log_end": store.log.end,
+            "log_flushed": store.page[EdgeSlot.LOG_END],
+            "queued_bytes": self._committer.queued_bytes,
+            "cycles": counters.cycles,
+            "halves": counters.halves,
+            "messages": counters.messages,
+            "ends": counters.ends,
+            "answers": dict(counters.answers),
+            "asked": counters.asked,
+            "refused_for_load": counters.refused_for_load,
+            "discarded": self._followers.discarded,
+            "proposals_passed_over": self._followers.passed_over,
+            "reopened": self._followers.reopened,
+            "checks": self._checks.figures(),
+            "job": self._job_status(),
+            "failed": self.failed.result() if self.failed.done() else "",
+        }
+
+    def _job_status(self) -> dict[str, Any] | None:
+        topics = self._checks.topics()
+        if topics is None:
+            return None
+        page = topics.page
+        return {
+            "heartbeat_ms": page[JobSlot.HEARTBEAT_MS],
+            "round": page[JobSlot.ROUND_NO],
+            "halves_behind": self.store.page[EdgeSlot.HALF_END] - page[JobSlot.HALF_CURSOR],
+            "ops_behind": self.store.page[EdgeSlot.OP_END] - page[JobSlot.OP_CURSOR],
+        }
+
+    async def transaction(self, id: str) -> dict[str, Any]:
+        """What is known of one transaction; BadId unless this store issued the id."""
+        place = self._sealer.open(id)
+        half_offset = place.half_offset
+        if not self.store.page[EdgeSlot.HALF_BEGIN] <= half_offset < self.store.half_end:
+            return {"id": id, "half_offset": half_offset, "state": "GONE"}
+        try:
+            frame = self.store.read_half(half_offset)
+        except (Corrupt, IndexError):
+            return {"id": id, "half_offset": half_offset, "state": State.QUARANTINED.name}
+        topics = self._checks.topics()
+        word = int(topics.table.get(np.array([half_offset]))["word"][0]) if topics is not None else 0
+        return {
+            "id": id,
+            "half_offset": half_offset,
+            "state": State(self.store.end_of(half_offset) or State.PREPARED).name,
+            "group": self.store.dictionary.groups[place.group_no],
+            "topic": self.store.dictionary.topics[frame.fields["topic_no"]],
+            "stored_at_ms": frame.stored_at_ms,
+            "checks_handed_over": check_count_of(word),
+        }
+
+    # --- loops ---------------------------------------------------------------------------------------------------------------
+    def _published(self) -> None:
+        """In the committer's thread: something new is durable, the job may read it."""
+        if self._waker is not None:
+            self._waker.wake()
+
+    def _wake(self) -> None:
+        self._sleeper.wait(0)
+        self._woken.set()
+
+    async def _follow(self) -> None:
+        """Look at the job's pages when it wakes us, and now and then."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), LOOK_S)
+            self._woken.clear()
+            self._checks.look()
+            topics = self._checks.topics()
+            if topics is not None and not self.settings.standby and self._followers.news(topics):
+                await self._committer.call(self._followers.take)
+
+    async def _beat(self) -> None:
+        while True:
+            self.store.heartbeat(self._now_ms())
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _retain(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.retention_interval_ms / 1000)
+            await self.retain()
+
+    async def retain(self) -> dict[str, int]:
+        """Delete what the job says nobody needs any more; how many files of each kind went."""
+        removed: dict[str, int] = await self._committer.call(self.store.retain)
+        if any(removed.values()):
+            self._checks.refresh()
+        return removed
+
+
+def _answer(answer: Answer) -> EndAnswer:
+    return EndAnswer(answer.verdict.value, answer.reason, answer.state.name)
+
+
+def _heard(future: asyncio.Future[None]) -> None:
+    """A hand-over that could not be recorded is not counted; the edge's failure is told elsewhere."""
+    if not future.cancelled():
+        future.exception()

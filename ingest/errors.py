@@ -1,0 +1,82 @@
+"""Everything that ingest raises on purpose. `code` is what goes over the wire; the text says what to do.
+
+EdgeError
+├── CannotStart            the edge could not start; the text says why, in one line
+├── KeysUnusable           the keys that seal ids cannot be read or used
+├── BadId                  an id that this store did not issue: malformed, foreign, forged
+├── InvalidRequest         a request that breaks a rule; the text names the field
+├── UnknownMethod          no such operation
+├── Standby                role = standby: halves, messages and ends are refused
+├── TransactionsRejected   rejectTransactionMessage = true: halves are refused
+├── Overloaded             more waits for a flush than may: try again later
+├── Closing                the edge is stopping: try again later
+└── EdgeFailed             the store failed; the edge must be started again
+"""
+
+from __future__ import annotations
+
+
+class EdgeError(Exception):
+    """Root of all errors of the edge."""
+
+    code = "error"
+
+
+class CannotStart(EdgeError):
+    """The edge could not start."""
+
+    code = "cannot_start"
+
+
+class KeysUnusable(EdgeError):
+    """The keys that seal transaction ids cannot be used."""
+
+    code = "keys"
+
+
+class BadId(EdgeError):
+    """An id that this store did not issue."""
+
+    code = "bad_id"
+
+
+class InvalidRequest(EdgeError):
+    """A request that breaks a rule."""
+
+    code = "invalid"
+
+
+class UnknownMethod(EdgeError):
+    """No such operation."""
+
+    code = "unknown_method"
+
+
+class Standby(EdgeError):
+    """A standby takes nothing."""
+
+    code = "standby"
+
+
+class TransactionsRejected(EdgeError):
+    """Halves are refused by configuration."""
+
+    code = "rejected"
+
+
+class Overloaded(EdgeError):
+    """Too much waits for a flush."""
+
+    code = "overloaded"
+
+
+class Closing(EdgeError):
+    """The edge is stopping."""
+
+    code = "closing"
+
+
+class EdgeFailed(EdgeError):
+    """The store failed under the edge."""
+
+    code = "store_failed"

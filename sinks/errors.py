@@ -1,0 +1,15 @@
+"""Everything that sinks raises on purpose.
+
+SinkError
+└── BrokenPlugin   a plug-in cannot be loaded; the text names its entry point, its distribution and the cause
+"""
+
+from __future__ import annotations
+
+
+class SinkError(Exception):
+    """Root of all errors of the sinks."""
+
+
+class BrokenPlugin(SinkError):
+    """A plug-in that cannot be used."""

@@ -1,0 +1,153 @@
+"""Verify, the edge's small files: delivery cursors, consumers, audit, presence, dedup."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from store import dedup, frames
+from store.audit import AuditRecord
+from store.consumers import ConsumerKind, decode
+from store.cursor import CURSOR_MAGIC
+from store.dedup import SLOT, SLOT_DTYPE, SLOTS_MAX
+from store.directory import StoreDirectory
+from store.frames import HALF_HEAD
+from store.presence import SEGMENT_BYTES as PRESENCE_SEGMENT_BYTES
+from store.records import ENTRY
+from store.segments import NAME_DIGITS
+from store.verify_edge import EdgeSide, check_journal
+from store.verify_files import Findings, SegmentFiles, first_nonzero, list_directory, map_bytes
+from store.verify_job import JobSide
+
+_CURSORS: Final = ("check", "proposal", "quarantine")
+_CURSOR_SLOTS: Final = 7
+
+
+def check_small_files(directory: StoreDirectory, edge: EdgeSide, job: JobSide, findings: Findings, quick: bool) -> None:
+    """All of them; each may be missing."""
+    root = directory.root
+    _check_cursors(root / "edge.cursors", job, findings)
+    _check_consumers(root / "consumers", edge, findings)
+    _check_audit(root / "audit", edge, findings)
+    _check_presence(root / "presence", edge, findings)
+    _check_dedup(root / "dedup", edge, findings, quick)
+
+
+def _check_cursors(path: Path, job: JobSide, findings: Findings) -> None:
+    content = map_bytes(path)
+    if content is None:
+        return
+    if len(content) != 4096:
+        findings.add(path, min(len(content), 4096), f"has {len(content)} bytes, not 4096")
+        return
+    slots = content.view("<i8").copy()
+    if slots[0] != CURSOR_MAGIC:
+        findings.add(path, 0, "not a page of cursors: wrong magic")
+    for number, name in enumerate(_CURSORS, 1):
+        end = int(job.replay.marker[f"{name}_end"]) if job.replay is not None else 0
+        if not 0 <= slots[number] <= end and (job.comparable or not job.present):
+            findings.add(path, number * 8, f"the {name} cursor {int(slots[number])} lies beyond the queue's end {end}")
+    for slot in np.flatnonzero(slots[_CURSOR_SLOTS:]).tolist():
+        findings.add(path, (slot + _CURSOR_SLOTS) * 8, "a slot that nobody uses is not zero")
+
+
+def _check_consumers(path: Path, edge: EdgeSide, findings: Findings) -> None:
+    for at, payload in check_journal(path, findings, edge.clean):
+        try:
+            record = decode(payload)
+        except (struct.error, ValueError) as error:
+            findings.add(path, at, f"not a consumer's record: {error}")
+            continue
+        topic_no, queue_id = record.queue_key >> 6, record.queue_key & 63
+        if payload[1] or record.queue_offset < 0 or (record.kind != ConsumerKind.RECEIPT and record.visible_at_ms):
+            findings.add(path, at, "a record that no writer makes")
+        elif not 0 <= topic_no < len(edge.topics) or queue_id >= edge.queues[topic_no]:
+            findings.add(path, at, f"a queue that does not exist: topic {topic_no}, queue {queue_id}")
+        elif not 0 <= record.group_no < len(edge.groups):
+            findings.add(path, at, f"a group that has no name: {record.group_no}")
+
+
+def _check_audit(path: Path, edge: EdgeSide, findings: Findings) -> None:
+    for at, payload in check_journal(path, findings, edge.clean):
+        try:
+            AuditRecord(**json.loads(payload))
+        except (ValueError, TypeError) as error:
+            findings.add(path, at, f"not an audit record: {error}")
+
+
+def _check_presence(path: Path, edge: EdgeSide, findings: Findings) -> None:
+    files = SegmentFiles(path, PRESENCE_SEGMENT_BYTES, findings)
+    seen = files.records(np.dtype("<i8"), 0, files.end // 8)
+    for group_no in np.flatnonzero(seen[: len(edge.groups)] < 0).tolist():
+        files.add(group_no * 8, f"group {group_no} was seen before time began")
+    if edge.clean:
+        files.check_zero_from(len(edge.groups) * 8, "a group that has no name was seen")
+
+
+def _check_dedup(path: Path, edge: EdgeSide, findings: Findings, quick: bool) -> None:
+    for name in sorted(list_directory(path, findings)):
+        content = map_bytes(path / name)
+        if len(name) != NAME_DIGITS or not (name.isascii() and name.isdecimal()):
+            findings.add(path / name, 0, f"foreign file: names here are {NAME_DIGITS} digits")
+            continue
+        if content is None:
+            continue
+        slots = len(content) // SLOT.size
+        if len(content) != slots * SLOT.size or slots & (slots - 1) or not dedup.SLOTS_MIN <= slots <= SLOTS_MAX:
+            findings.add(path / name, len(content), f"{len(content)} bytes are no table of dedup slots")
+            continue
+        _check_dedup_table(path / name, content, edge, findings, quick)
+
+
+def _check_dedup_table(path: Path, content: Any, edge: EdgeSide, findings: Findings, quick: bool) -> None:
+    slots = content.view(SLOT_DTYPE)
+    half = slots["half_plus_1"] - 1
+    for at in np.flatnonzero((half < -1) | ((half >= edge.half_end) & edge.clean)).tolist():
+        findings.add(path, at * SLOT.size + 16, f"half {int(half[at])} does not exist")
+    free = content.reshape(-1, SLOT.size)[half == -1]
+    if edge.clean and free.any():
+        at = int(np.flatnonzero(half == -1)[np.argmax(free.any(axis=1))])
+        findings.add(path, first_nonzero(content, at * SLOT.size), "a free slot that is not zero")
+    used = np.flatnonzero((half >= edge.half_begin) & (half < edge.half_end))
+    if not quick:
+        for at in used.tolist():
+            _check_slot(path, slots, at, edge, findings)
+
+
+def _check_slot(path: Path, slots: Any, at: int, edge: EdgeSide, findings: Findings) -> None:
+    """A used slot against the half it leads to, and whether a search finds it."""
+    half = int(slots["half_plus_1"][at]) - 1
+    digest = slots["digest"][at].tobytes()
+    entry = edge.half_queue.records(ENTRY, half, half + 1)[0]
+    offset, size = int(entry["commit_log_offset"]), int(entry["size_bytes"])
+    if offset >= edge.log.begin and size >= HALF_HEAD.itemsize and not edge.log_walk.touched_by_damage(offset):
+        content = edge.log.read(offset, size).tobytes()
+        head = np.frombuffer(content, HALF_HEAD, 1)[0]
+        body_end = HALF_HEAD.itemsize + int(head["body_bytes"])
+        try:
+            key = frames.decode_properties(content[body_end:]).get(frames.DEDUP_KEY)
+        except ValueError:
+            key = None
+        wanted = (
+            b""
+            if key is None
+            else blake2b(int(head["group_no"]).to_bytes(4, "little", signed=True) + key.encode(), digest_size=16).digest()
+        )
+        if digest != wanted:
+            findings.add(path, at * SLOT.size, f"the digest is not that of the key of half {half}")
+        if int(slots["stored_at_s"][at]) != int(head["stored_at_ms"]) // 1000:
+            findings.add(path, at * SLOT.size + 24, f"stored_at_s is not that of half {half}")
+        if int(slots["body_crc"][at]) != zlib.crc32(content[HALF_HEAD.itemsize : body_end]):
+            findings.add(path, at * SLOT.size + 28, f"the CRC is not that of the body of half {half}")
+    probe = int.from_bytes(digest[:8], "little") % len(slots)
+    while probe != at:
+        if slots["half_plus_1"][probe] == 0 or slots["digest"][probe].tobytes() == digest:
+            findings.add(path, at * SLOT.size, "a search for this key does not come here")
+            return
+        probe = (probe + 1) % len(slots)

@@ -1,0 +1,135 @@
+"""From what a batch did to the metrics, on columns; and the gauges that are read when somebody asks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from checker.decisions import Decision
+from checker.matcher import Effect
+from escrow.metrics import BulkHistogram, JobMetrics
+from store.job import JobStore
+from store.records import STATE_MASK, State
+from store.redo_log import TOTALS, Marker, RedoLog
+from streaming.clock import Clock, ClockGuard
+from streaming.settle import Feed, Settled
+
+_OUTCOMES: Final = {Effect.RELEASE: "commit", Effect.ROLLBACK: "rollback", Effect.DISCARD_MAX: "discard_max", Effect.DISCARD_EXPIRED: "discard_expired"}
+_DISCARDS: Final = {Effect.DISCARD_MAX: "check_max", Effect.DISCARD_EXPIRED: "expired"}
+_PROPOSALS: Final = {Decision.DISCARD_MAX: "check_max", Decision.DISCARD_EXPIRED: "expired"}
+_WITHOUT_EFFECT: Final = tuple(effect for effect in Effect if Effect.ALREADY <= effect <= Effect.ILLEGAL)
+_SIZES_EVERY_S: Final = 30.0
+
+Array = np.ndarray[Any, Any]
+
+
+class TimedRedo:
+    """The redo log, its appends timed. (The store reads no clock.)"""
+
+    def __init__(self, redo: RedoLog, observe: Callable[[float], None]) -> None:
+        self._redo, self._observe = redo, observe
+
+    def append(self, entries: Array, marker: Marker) -> None:
+        start_s = time.perf_counter()
+        self._redo.append(entries, marker)
+        self._observe(time.perf_counter() - start_s)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._redo, name)
+
+
+def count_settled(metrics: JobMetrics, feed: Feed, settled: Settled, now_ms: int) -> None:
+    """Counters and histograms of one batch."""
+    ended = settled.ended
+    if ended is None:
+        return
+    metrics.records.labels("half").inc(settled.prepared)
+    metrics.records.labels("op").inc(len(feed.ops))
+    metrics.messages.inc(settled.effects[Effect.MESSAGE])
+    metrics.count_all(metrics.quarantined, "queue", {"half": settled.quarantined, "op": settled.effects[Effect.CORRUPT]})
+    metrics.count_all(metrics.discards, "reason", {reason: settled.effects[effect] for effect, reason in _DISCARDS.items()})
+    metrics.count_all(metrics.ops_without_effect, "why", {effect.name.lower(): settled.effects[effect] for effect in _WITHOUT_EFFECT})
+    if not len(ended.effect):
+        return
+    by_both = np.bincount(ended.effect.astype(np.int64) * 4 + np.minimum(ended.via, 3), minlength=4 * len(Effect))
+    for effect, outcome in _OUTCOMES.items():
+        for number, via in enumerate(metrics.VIAS):
+            if by_both[effect * 4 + number]:
+                metrics.settled.labels(outcome, via).inc(int(by_both[effect * 4 + number]))
+    _observe_many(metrics.decision_s, ended.said_at_ms / 1000 - ended.half_stored_at_s)
+    released = ended.effect == int(Effect.RELEASE)
+    _observe_many(metrics.release_s, (now_ms - ended.said_at_ms[released]) / 1000)
+
+
+def _observe_many(histogram: BulkHistogram, values: Array) -> None:
+    values = np.maximum(values, 0)
+    counts = np.bincount(np.searchsorted(histogram.bounds, values), minlength=len(histogram.bounds))
+    histogram.add(counts.tolist(), float(values.sum()))
+
+
+def count_decisions(metrics: JobMetrics, decided: Mapping[Decision, int]) -> None:
+    """Counters of what a slice of a round decided."""
+    metrics.checks.inc(decided.get(Decision.CHECK, 0))
+    metrics.count_all(metrics.proposals, "reason", {reason: decided.get(decision, 0) for decision, reason in _PROPOSALS.items()})
+
+
+def watch_store(metrics: JobMetrics, store: JobStore, guard: ClockGuard, clock: Clock) -> None:
+    """Tie the gauges to the store. They are read by the metrics server's thread: values that are replaced whole, never parts."""
+    metrics.watch(metrics.pending, lambda: store.marker.pending)
+    metrics.watch(metrics.oldest_pending, lambda: oldest_pending_s(store, clock.now_ms()))
+    metrics.watch(metrics.clock_alert, lambda: float(guard.alert))
+    metrics.watch(metrics.behind, lambda: store.log.ends()[0] - store.marker.half_cursor, queue="half")
+    metrics.watch(metrics.behind, lambda: store.log.ends()[1] - store.marker.op_cursor, queue="op")
+    for name in TOTALS:
+        metrics.watch(metrics.totals, lambda name=name: store.marker.totals[name], what=name)
+    sizes = _Sizes(store.directory.root)
+    for part in _Sizes.PARTS:
+        metrics.watch(metrics.store_bytes, lambda part=part: sizes.of(part), part=part)
+
+
+def oldest_pending_s(store: JobStore, now_ms: int) -> float:
+    """Age of the first pending row. Halves are numbered in the order of their stored times; a resumed one is younger than it looks."""
+    if not store.marker.pending:
+        return 0.0
+    try:
+        for file_no in store.table.scannable():
+            rows = store.table.rows_of(file_no)
+            at = int(np.argmax((rows["word"] & np.uint32(STATE_MASK)) == np.uint32(State.PREPARED)))
+            if int(rows["word"][at]) & STATE_MASK == State.PREPARED:
+                return max(0.0, now_ms / 1000 - int(rows["stored_at_s"][at]))
+    except (RuntimeError, IndexError, ValueError, OSError):  # the batch thread changed the set of files under us: next time
+        pass
+    return 0.0
+
+
+class _Sizes:
+    """Bytes of the store's parts, looked up now and then."""
+
+    PARTS: Final = ("commitlog", "half", "op", "ends", "transaction")
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._at_s = -_SIZES_EVERY_S
+        self._sizes: dict[str, int] = {}
+
+    def of(self, part: str) -> int:
+        if time.monotonic() - self._at_s >= _SIZES_EVERY_S:
+            self._at_s = time.monotonic()
+            self._sizes = {name: _bytes_under(self._root / name) for name in self.PARTS}
+        return self._sizes.get(part, 0)
+
+
+def _bytes_under(path: Path) -> int:
+    total = 0
+    for directory, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(directory, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total

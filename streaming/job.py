@@ -1,0 +1,155 @@
+"""The job's process: `python -m streaming.job --config FILE`, started and watched by `escrow run`.
+
+On stdout it prints one JSON line when it is warm and settles: {"ready": true, "metrics_port": …}. Why it could not start, or why it
+ended by itself, is one line on stderr, exit status 1. SIGTERM and SIGINT: stop the query, flush, close the store, exit status 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import logging.handlers
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any, Final
+
+from prometheus_client import start_http_server
+from pyspark.sql import SparkSession
+
+from escrow.settings import Settings, SettingsError, from_arguments
+from sinks.errors import SinkError
+from store.errors import StoreError
+from streaming.errors import JobError
+from streaming.service import JobService
+from streaming.session import make_run_directory, start_spark
+
+LOOK_S: Final = 0.5
+SPARK_STOP_S: Final = 2.0
+
+
+class _Asked(BaseException):
+    """SIGTERM or SIGINT came while the job was still starting."""
+
+
+class _Signals:
+    """Turns SIGTERM and SIGINT into `asked`; during the start, into an exception that ends it at once."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.raising = True
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        self.asked.set()
+        if self.raising:
+            self.raising = False
+            raise _Asked
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    signals = _Signals()
+    try:
+        settings = from_arguments(argv, prog="python -m streaming.job")
+        _log_to(settings)
+        return _run(settings, signals)
+    except _Asked:
+        return 0
+    except SettingsError as error:
+        return _fail("; ".join(error.problems))
+    except (StoreError, SinkError, JobError, OSError) as error:
+        return _fail(str(error))
+
+
+def _run(settings: Settings, signals: _Signals) -> int:
+    """1 store · 2 metrics · 3 Spark · 4 query · 5 warm, ready · 6 until asked or failed · 7 stop, last things first."""
+    service = JobService(settings)  # 1
+    spark: SparkSession | None = None
+    try:
+        port = _serve_metrics(settings, service)  # 2
+        run = make_run_directory(settings)
+        spark = start_spark(settings, run)  # 3
+        service.start(spark, run / "checkpoint")  # 4
+        service.warm_up()
+        print(json.dumps({"ready": True, "metrics_port": port}), flush=True)  # 5
+        signals.raising = False
+        failure = _watch(service, spark, signals)  # 6
+    finally:
+        signals.raising = False
+        service.stop()  # 7
+        if spark is not None:
+            _stop_spark(spark)
+    return 0 if failure is None else _fail(failure)
+
+
+def _watch(service: JobService, spark: SparkSession, signals: _Signals) -> str | None:
+    jvm = _jvm(spark)
+    while not signals.asked.wait(LOOK_S):
+        if jvm is not None and jvm.poll() is not None:
+            return f"the Java side of Spark ended with status {jvm.returncode}"
+        failure = service.failure()
+        if failure is not None:
+            return failure
+    return None
+
+
+def _stop_spark(spark: SparkSession) -> None:
+    """Spark holds nothing that matters any more: it gets a moment to end in order, then it is ended."""
+    jvm = _jvm(spark)
+    stopper = threading.Thread(target=_stop_quietly, args=(spark,), daemon=True)
+    stopper.start()
+    stopper.join(SPARK_STOP_S)
+    if jvm is not None and jvm.poll() is None:
+        jvm.kill()
+        jvm.wait()
+
+
+def _stop_quietly(spark: SparkSession) -> None:
+    with contextlib.suppress(Exception):
+        spark.stop()
+
+
+def _jvm(spark: SparkSession) -> Any:
+    return getattr(spark.sparkContext._gateway, "proc", None)
+
+
+def _serve_metrics(settings: Settings, service: JobService) -> int:
+    if not settings.metrics_enabled:
+        return 0
+    server, _ = start_http_server(settings.job_metrics_port, settings.metrics_address, service.metrics.registry)
+    return int(server.server_port)
+
+
+def _log_to(settings: Settings) -> None:
+    settings.log_dir.mkdir(parents=True, exist_ok=True)
+    handler = logging.handlers.RotatingFileHandler(
+        settings.log_dir / "job-events.log", maxBytes=settings.log_file_bytes, backupCount=settings.log_files, delay=True
+    )
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+
+
+def _fail(reason: str) -> int:
+    print(" ".join(reason.split()), file=sys.stderr, flush=True)
+    return 1
+
+
+@contextlib.contextmanager
+def _exit_for_sure() -> Iterator[None]:
+    """Py4J's threads must not keep the process once everything is closed."""
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    with _exit_for_sure():
+        status = main()
+    os._exit(status)

@@ -1,0 +1,291 @@
+"""The job as an object: store, query, rounds, sinks and metrics, from start to stop. `job.py` is the process around it.
+
+One micro-batch, in this order:
+    1  collect     the packed rows that the source offered
+    2  settle      cursor → match → redo log → apply (settle.py)
+    3  round       go on with the check round, at most a second (rounds.py)
+    4  notify      sinks learn of what was applied; a sink that fails is counted and holds nothing up
+    5  retention   now and then, between two rounds
+
+Three threads: Spark's callback runs the batches; the ticker wants a batch when a round is due; the caller starts and stops.
+Only batches touch the store, under a lock that `stop` takes before it closes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from prometheus_client import CollectorRegistry
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from checker.decisions import Decision
+from checker.policy import Policy
+from escrow.metrics import JobMetrics
+from escrow.settings import Settings
+from sinks.embedded import EdgeWake
+from sinks.interfaces import Applied, Sink
+from sinks.plugins import load_all
+from store.dictionary import Dictionary
+from store.job import JobStore
+from store.presence import Presence
+from store.published import JobSlot
+from store.wake import JOB_WAKE, Waker
+from streaming.chunks import Delivery, Row, unpack
+from streaming.clock import Clock, ClockGuard, SystemClock
+from streaming.errors import JobStopped
+from streaming.gauges import TimedRedo, count_decisions, count_settled, watch_store
+from streaming.listener import ProgressListener
+from streaming.rounds import Rounds
+from streaming.settle import Settler
+from streaming.source import FORMAT, EscrowSource
+
+LOG: Final = logging.getLogger("escrow.job")
+TICK_S: Final = 0.25
+HEARTBEAT_S: Final = 1.0
+STOP_S: Final = 6.0
+WARM_UP_BATCHES: Final = 60
+
+Bools = npt.NDArray[np.bool_]
+
+
+class JobService:
+    """One job over one store. `start`, then `wait` or `failure`, then `stop`."""
+
+    def __init__(self, settings: Settings, clock: Clock | None = None, registry: CollectorRegistry | None = None) -> None:
+        self.settings, self.clock = settings, clock or SystemClock()
+        root = settings.store_dir
+        self.store = JobStore(root)
+        now_ms = self.clock.now_ms()
+        self.metrics = JobMetrics(registry or CollectorRegistry())
+        self.store.redo = TimedRedo(self.store.redo, self.metrics.redo_flush_s.observe)  # type: ignore[assignment]
+        self.guard = ClockGuard(self.clock, root, self.store.marker.now_ms, settings.clock_drift_max_ms)
+        self.settler = Settler(self.store, Policy.from_ms(**settings.policy_values()))
+        self.rounds = Rounds(self.settler, self._live_groups, self.guard.discards_allowed, now_ms)
+        self._dictionary = Dictionary(root / "dictionary")
+        self._presence = Presence(root / "presence")
+        self._sinks: list[tuple[str, Sink]] = [("edge", EdgeWake(root)), *load_all("escrow.sinks", root)]
+        self._waker = Waker(root / JOB_WAKE)
+        self._lock = threading.Lock()
+        self._batch_done = threading.Condition()
+        self._stopping = threading.Event()
+        self._tick_seen = self.store.page[JobSlot.TICK]
+        self._retain_at_ms = now_ms + settings.retention_interval_ms
+        self._query: StreamingQuery | None = None
+        self._ticker = threading.Thread(target=self._run_ticker, name="ticker", daemon=True)
+        self._error: BaseException | None = None
+        self._closed = False
+        self.batches = 0
+        watch_store(self.metrics, self.store, self.guard, self.clock)
+
+    # --- start and stop -------------------------------------------------------------------------------------------------
+    def start(self, spark: SparkSession, checkpoint: Path) -> None:
+        """Start the query at the store's cursor."""
+        spark.dataSource.register(EscrowSource)
+        spark.streams.addListener(ProgressListener(self.metrics))
+        marker = self.store.marker
+        stream = spark.readStream.format(FORMAT).options(
+            root=str(self.settings.store_dir),
+            half=marker.half_cursor,
+            op=marker.op_cursor,
+            records_max=self.settings.max_records_per_batch,
+        )
+        writer = stream.load().writeStream.foreachBatch(self._on_batch).queryName(FORMAT).option("checkpointLocation", str(checkpoint))
+        # Takes both checkpoint writes out of the batch. Safe because the store's cursor decides, not Spark's.
+        writer = writer.option("asyncProgressTrackingEnabled", "true").option("asyncProgressTrackingCheckpointIntervalMs", "60000")
+        self._query = writer.option("_asyncProgressTrackingOverrideSinkSupportCheck", "true").start()
+        self._ticker.start()
+
+    def warm_up(self, batches: int = WARM_UP_BATCHES) -> None:
+        """Run batches until Java has compiled what a batch needs; what waits in the log is settled meanwhile."""
+        for _ in range(batches):
+            self.run_batch()
+
+    def run_batch(self, timeout_s: float = 60.0) -> None:
+        """Ask for a batch and wait until one that began after this call is done."""
+        tick = self.tick()
+        with self._batch_done:
+            done = self._batch_done.wait_for(lambda: self._tick_seen >= tick or self._error or self._stopping.is_set(), timeout_s)
+        if self._error is not None:
+            raise JobStopped(_one_line(self._error)) from self._error
+        if not done:
+            raise JobStopped(f"no batch within {timeout_s:.0f} s")
+
+    def tick(self) -> int:
+        """Have the source offer a batch, even if there is nothing to read."""
+        page = self.store.page
+        page[JobSlot.TICK] += 1
+        self._waker.wake()
+        return page[JobSlot.TICK]
+
+    def failure(self) -> str | None:
+        """Why the query has ended by itself; None while it runs."""
+        if self._error is not None:
+            return _one_line(self._error)
+        query = self._query
+        if query is None or self._stopping.is_set() or query.isActive:
+            return None
+        cause = query.exception()
+        return _one_line(cause) if cause is not None else "the query ended"
+
+    def stop(self) -> None:
+        """1 no new batches · 2 the one at work ends · 3 the store is flushed and closed."""
+        self._stopping.set()
+        if self._query is not None:
+            stopper = threading.Thread(target=self._stop_query, args=(self._query,), name="stopper", daemon=True)
+            stopper.start()
+            give_up = time.monotonic() + STOP_S
+            while stopper.is_alive() and time.monotonic() < give_up:
+                self.tick()  # the source may be asleep, and nothing else ends its call
+                stopper.join(0.02)
+        if self._ticker.is_alive():
+            self._ticker.join(2.0)
+        with self._lock:
+            self._close()
+
+    @staticmethod
+    def _stop_query(query: StreamingQuery) -> None:
+        with contextlib.suppress(Exception):  # the JVM may be gone, or too slow: the store is closed all the same
+            query.stop()
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for name, sink in self._sinks:
+            with self._sink_errors(name):
+                sink.close()
+        self._presence.close()
+        self._dictionary.close()
+        self.store.close()
+        self._waker.close()
+
+    # --- a batch --------------------------------------------------------------------------------------------------------
+    def _on_batch(self, rows: DataFrame, batch_id: int) -> None:
+        try:
+            with self._lock:
+                if self._closed:
+                    return
+                self._batch(rows)
+        except BaseException as error:
+            if self._error is None and not self._stopping.is_set():
+                self._error = error
+            raise
+        finally:
+            with self._batch_done:
+                self._batch_done.notify_all()
+
+    def _batch(self, rows: DataFrame) -> None:
+        phase = _Phases(self.metrics)
+        delivery = collect(rows)
+        phase("collect")
+        now_ms = self.clock.now_ms()
+        before = self.store.marker.sequence
+        settled = self.settler.settle(delivery.feed, now_ms)
+        count_settled(self.metrics, delivery.feed, settled, now_ms)
+        phase("settle")
+        self._work_on_round(now_ms)
+        phase("round")
+        if self.store.marker.sequence != before:
+            self._notify(settled.effects)
+        phase("notify")
+        if now_ms >= self._retain_at_ms and not self.rounds.at_work:
+            self._retain(now_ms)
+            phase("retention")
+        self.store.heartbeat(now_ms)
+        self.batches += 1
+        self._tick_seen = max(self._tick_seen, delivery.tick)
+        if self.rounds.at_work:
+            self.tick()
+
+    def _work_on_round(self, now_ms: int) -> None:
+        rounds_done = self.rounds.rounds_done
+        decided: Counter[Decision] = self.rounds.work(now_ms, self._has_news)
+        count_decisions(self.metrics, decided)
+        if self.rounds.rounds_done != rounds_done:
+            self.metrics.rounds.inc()
+            self.metrics.held.set(self.rounds.finished[Decision.HOLD])
+
+    def _has_news(self) -> bool:
+        half_end, op_end = self.store.log.ends()
+        return half_end > self.store.marker.half_cursor or op_end > self.store.marker.op_cursor
+
+    def _live_groups(self, now_ms: int) -> Bools:
+        self._dictionary.refresh()
+        return self._presence.live(now_ms, self.settings.presence_ttl_ms, len(self._dictionary.groups))
+
+    def _notify(self, effects: Any) -> None:
+        marker = self.store.marker
+        names = ("sequence", "now_ms", "half_cursor", "op_cursor", "round_no", "check_end", "proposal_end", "discard_end", "quarantine_end")
+        counts = {effect.name: count for effect, count in effects.items()}
+        applied = Applied(
+            **{name: getattr(marker, name) for name in names},
+            released=counts.get("RELEASE", 0) + counts.get("MESSAGE", 0),
+            rolled_back=counts.get("ROLLBACK", 0),
+        )
+        for name, sink in self._sinks:
+            with self._sink_errors(name):
+                sink.applied(applied)
+
+    @contextlib.contextmanager
+    def _sink_errors(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # somebody else's code: it must not stop the stream
+            self.metrics.sink_errors.inc()
+            LOG.warning("sink %s failed: %s", name, _one_line(error))
+
+    def _retain(self, now_ms: int) -> None:
+        self._retain_at_ms = now_ms + self.settings.retention_interval_ms
+        self.metrics.count_all(self.metrics.files_removed, "part", self.store.retain(now_ms, self.settings.retention_ms))
+
+    # --- the ticker -----------------------------------------------------------------------------------------------------
+    def _run_ticker(self) -> None:
+        beat = 0.0
+        while not self._stopping.wait(TICK_S):
+            now_ms = self.clock.now_ms()
+            if time.monotonic() - beat >= HEARTBEAT_S and self._error is None:
+                beat = time.monotonic()
+                self.store.heartbeat(now_ms)
+                self.guard.discards_allowed()
+            if self.wants_batch(now_ms) and self.store.page[JobSlot.TICK] <= self._tick_seen:
+                self.tick()
+
+    def wants_batch(self, now_ms: int) -> bool:
+        return self.rounds.wanted(now_ms) or now_ms >= self._retain_at_ms
+
+
+class _Phases:
+    """Times the phases of a batch, one after another."""
+
+    def __init__(self, metrics: JobMetrics) -> None:
+        self._observe: Callable[[str], Any] = metrics.phase_s.labels
+        self._from_s = time.perf_counter()
+
+    def __call__(self, name: str) -> None:
+        now_s = time.perf_counter()
+        self._observe(name).observe(now_s - self._from_s)
+        self._from_s = now_s
+
+
+def collect(rows: DataFrame) -> Delivery:
+    """The packed rows of a batch, without a copy of their payloads."""
+    table = rows.toArrow()
+    kinds, firsts, counts = (table.column(name).to_pylist() for name in ("kind", "first", "count"))
+    payloads = [payload.as_buffer() for payload in table.column("payload")]
+    packed: list[Row] = list(zip(kinds, firsts, counts, payloads, strict=True))
+    return unpack(packed)
+
+
+def _one_line(error: BaseException) -> str:
+    text = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

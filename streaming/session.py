@@ -1,0 +1,135 @@
+"""The Spark session of the job: its settings, each with its reason, its log and its scratch directory.
+
+Nothing that Spark keeps on disk is truth. Every start gets a new directory `run-…` under dataDir/spark with checkpoint, scratch and
+warehouse in it; those of earlier starts are removed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import IO, Any, Final
+
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from escrow.settings import Settings
+from streaming.errors import JobCannotStart
+
+APPLICATION: Final = "escrow"
+RUN_PREFIX: Final = "run-"
+JVM_OUTPUT: Final = "spark-jvm.log"
+
+#: One task a batch, tiny plans, no history: everything that Spark would keep or plan for bigger work is off.
+FIXED: Final[Mapping[str, str]] = {
+    "spark.app.name": APPLICATION,
+    "spark.ui.showConsoleProgress": "false",
+    "spark.ui.retainedJobs": "20",
+    "spark.ui.retainedStages": "20",
+    "spark.ui.retainedTasks": "100",
+    "spark.ui.retainedDeadExecutors": "5",
+    "spark.sql.ui.retainedExecutions": "20",
+    "spark.sql.streaming.ui.retainedQueries": "2",
+    "spark.sql.streaming.ui.retainedProgressUpdates": "20",
+    "spark.sql.streaming.numRecentProgressUpdates": "2",
+    "spark.sql.streaming.minBatchesToRetain": "10",
+    # The default waits for ever.
+    "spark.sql.streaming.stopTimeout": "5s",
+    # The source waits for news itself (streaming/source.py).
+    "spark.sql.streaming.pollingDelay": "1ms",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.pyspark.toArrow.selfDestruct.enabled": "false",
+    # A retry could not help: the batch is settled by the driver, and the driver starts anew.
+    "spark.task.maxFailures": "2",
+    "spark.python.worker.faulthandler.enabled": "true",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.eventLog.enabled": "false",
+    "spark.cleaner.periodicGC.interval": "30min",
+}
+
+
+def make_run_directory(settings: Settings) -> Path:
+    """A new directory for this start; what earlier ones left behind goes. (The job's lock keeps a second job out.)"""
+    settings.spark_dir.mkdir(parents=True, exist_ok=True)
+    for left in settings.spark_dir.iterdir():
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+    return Path(tempfile.mkdtemp(prefix=RUN_PREFIX, dir=settings.spark_dir))
+
+
+def spark_conf(settings: Settings, run: Path, log4j: Path) -> dict[str, str]:
+    """Everything that Spark is told."""
+    log = settings.log_dir / "spark.log"
+    java = [
+        f"-Dlog4j2.configurationFile={log4j.as_uri()}",
+        f"-Descrow.log={log}",
+        f"-Descrow.log.bytes={settings.log_file_bytes}",
+        f"-Descrow.log.files={settings.log_files}",
+        f"-Djava.io.tmpdir={run}",
+        "-XX:+UseSerialGC",
+        "-Xss512k",
+    ]
+    return {
+        **FIXED,
+        "spark.master": settings.spark_master,
+        "spark.driver.memory": f"{settings.spark_driver_memory_bytes >> 20}m",
+        "spark.ui.enabled": str(settings.spark_ui_port > 0).lower(),
+        "spark.ui.port": str(settings.spark_ui_port or 4040),
+        "spark.local.dir": str(run),
+        "spark.sql.warehouse.dir": (run / "warehouse").as_uri(),
+        "spark.pyspark.python": sys.executable,
+        "spark.pyspark.driver.python": sys.executable,
+        "spark.driver.extraJavaOptions": " ".join(_quoted(word) for word in java),
+    }
+
+
+def _quoted(word: str) -> str:
+    return f'"{word}"' if " " in word else word
+
+
+def start_spark(settings: Settings, run: Path) -> SparkSession:
+    """A session in this process. What the JVM says goes into the log directory, not to the terminal."""
+    settings.log_dir.mkdir(parents=True, exist_ok=True)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # Another Spark's settings must not leak in, and no cluster's resolver is needed for one machine.
+    os.environ.pop("PYSPARK_SUBMIT_ARGS", None)
+    os.environ.pop("SPARK_HOME", None)
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # Glibc keeps an arena for each thread otherwise: the JVM's native memory creeps.
+    os.environ.setdefault("MALLOC_ARENA_MAX", "2")
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        raise JobCannotStart("no Java was found: install a Java 17 runtime, or set JAVA_HOME")
+    conf = SparkConf(loadDefaults=False).setAll(list(spark_conf(settings, run, _log4j_file(run)).items()))
+    with open(settings.log_dir / JVM_OUTPUT, "wb") as output:
+        return SparkSession(SparkContext(conf=conf, gateway=_gateway(conf, output)))
+
+
+def _gateway(conf: SparkConf, output: IO[bytes]) -> Any:
+    try:
+        return launch_gateway(conf=conf, popen_kwargs={"stdout": output, "stderr": output})
+    except Exception as error:
+        raise JobCannotStart(f"the Java side of Spark did not start ({_last_line(Path(output.name)) or error})") from error
+
+
+def _last_line(path: Path) -> str:
+    lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    return f"{lines[-1]}; all of it: {path}" if lines else ""
+
+
+def _log4j_file(run: Path) -> Path:
+    """log4j2.properties as a file, wherever the package lies."""
+    path = run / "log4j2.properties"
+    path.write_bytes(resources.files("streaming").joinpath("log4j2.properties").read_bytes())
+    return path

@@ -1,0 +1,111 @@
+"""The source: the store's half and op queues as a Spark streaming source, in packed chunks (chunks.py).
+
+Offset, a JSON object of three whole numbers that only grow:
+    half    halves before it have been offered
+    op      ops before it have been offered
+    tick    as in job.published: the driver counts it up when it wants a batch although there is nothing to read (a round begins)
+
+Spark runs the reader in a Python process of its own, so it reads the mapped files itself, checks CRCs there, and offers nothing
+beyond the published (flushed) ends. `read` returns when there is news: it sleeps until the edge or the driver wakes it
+(store/wake.py), so an idle stream costs nothing and a record is picked up at once. It also returns after `WAIT_S` without news.
+
+Spark's own notion of where it stands does not matter: the settlement drops what lies under the store's cursor and refuses what
+begins beyond it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from store.directory import StoreDirectory
+from store.published import JOB_MAGIC, JobSlot, PublishedPage
+from store.reader import LogReader
+from store.wake import JOB_WAKE, Sleeper
+from streaming.chunks import SCHEMA, Row, pack
+from streaming.settle import Feed, read_feed
+
+FORMAT: Final = "escrow"
+#: The longest sleep in one call. Waking ends it; this only bounds what a lost wake, or a dead driver, may cost.
+WAIT_S: Final = 2.0
+
+Offset = dict[str, int]
+
+
+class EscrowSource(DataSource):
+    """`spark.readStream.format("escrow")`. Options: root, half and op (where to start), records_max."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def simpleStreamReader(self, schema: StructType) -> SimpleDataSourceStreamReader:
+        return EscrowReader(self.options)
+
+
+class EscrowReader(SimpleDataSourceStreamReader):
+    """Lives in the source's process; Spark calls it from one thread."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = dict(options)
+        root = Path(options["root"])
+        self._start: Offset = {"half": int(options["half"]), "op": int(options["op"]), "tick": 0}
+        self._records_max = int(options["records_max"])
+        self._log = LogReader(StoreDirectory(root))
+        self._job = PublishedPage(root / "job.published", JOB_MAGIC)
+        self._sleeper: Sleeper | None = None
+        self._wake_path = root / JOB_WAKE
+        self._parent = os.getppid()
+        self._offered: list[Row] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Spark pickles the reader into every plan, for tasks that must read a range again: they open the files anew.
+        return EscrowReader, (self._options,)
+
+    def initialOffset(self) -> Offset:
+        return self._start
+
+    def read(self, start: Offset) -> tuple[Iterator[Row], Offset]:
+        """News behind `start`, and the offset behind it; nothing and `start` itself when none came in time."""
+        # Spark keeps what it was given until it commits, and commits late. It asks for more only when the batch is done.
+        self._offered.clear()
+        if not self._news(start):
+            return iter(()), start
+        tick = self._job[JobSlot.TICK]
+        feed = read_feed(self._log, start["half"], start["op"], self._records_max)
+        self._offered = pack(feed, tick)
+        return iter(self._offered), {"half": feed.half_stop, "op": feed.op_stop, "tick": max(tick, start["tick"])}
+
+    def readBetweenOffsets(self, start: Offset, end: Offset) -> Iterator[Row]:
+        """The same records again, where Spark has lost them."""
+        halves, ops = self._log.halves(start["half"], end["half"]), self._log.ops(start["op"], end["op"])
+        feed = Feed(start["half"], end["half"], start["op"], end["op"], halves, ops)
+        return iter(pack(feed, end["tick"]))
+
+    def _news(self, start: Offset) -> bool:
+        """Wait for news, at most WAIT_S."""
+        if self._is_new(start):
+            return True
+        if self._sleeper is None:
+            # Bound at the first wait and not before: tasks that only read a range again must not take the place over.
+            self._sleeper = Sleeper(self._wake_path)
+            if self._is_new(start):
+                return True
+        while self._sleeper.wait(WAIT_S):
+            if self._is_new(start):
+                return True
+        if os.getppid() != self._parent:
+            raise SystemExit("the driver is gone")
+        return self._is_new(start)
+
+    def _is_new(self, start: Offset) -> bool:
+        half_end, op_end = self._log.ends()
+        return half_end > start["half"] or op_end > start["op"] or self._job[JobSlot.TICK] > start["tick"]

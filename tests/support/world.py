@@ -1,0 +1,303 @@
+"""A small store in motion: plays the actions of `history.py` on the real edge and the real job, and thinks of new ones by seed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from checker.decisions import Tick
+from checker.policy import Policy
+from store import catalogue, dedup, ends
+from store.consume_queue import REASON_SHIFT
+from store.directory import Geometry
+from store.edge import EdgeStore, End
+from store.ends import Answer
+from store.job import JobStore
+from store.published import EdgeSlot
+from store.reader import TopicReader
+from store.records import OpKind, State, Via
+from streaming.settle import Settler, read_feed
+from tests.support.history import (
+    DISCARDED,
+    RETENTION_MS,
+    Action,
+    Ask,
+    Checkpoint,
+    EndMany,
+    History,
+    Prepare,
+    Reopen,
+    Retain,
+    Round,
+    Send,
+    Sent,
+    Settle,
+    Told,
+    Wish,
+)
+
+#: The smallest files that there are, so that every kind of file rolls within a few dozen messages.
+SMALL = Geometry(
+    commit_log_segment_bytes=64 << 10,
+    state_rows_per_file=64,
+    redo_entries_per_file=128,
+    log_queue_entries_per_file=64,
+    topic_queue_entries_per_file=64,
+)
+POLICY = Policy(transaction_timeout_s=6, check_count_max=2, check_interval_s=30, retention_s=RETENTION_MS // 1000)
+CHECKPOINT_BYTES = 48 << 10
+CHECKPOINT_ENTRIES = 300
+GROUPS = ("Aa", "BB", "orders")
+TOPICS = ("paid", "shipped")
+_REASON_MASK = (1 << REASON_SHIFT) - 1
+_DISCARD_KIND = {State.DISCARDED_MAX: OpKind.DISCARD_MAX, State.DISCARDED_EXPIRED: OpKind.DISCARD_EXPIRED}
+
+
+@contextlib.contextmanager
+def small_tables() -> Iterator[None]:
+    """Files whose size is no part of the geometry, made small too."""
+    with contextlib.ExitStack() as stack:
+        for module, name, value in ((ends, "SEGMENT_BYTES", 128), (catalogue, "SLOTS_PER_FILE", 3), (dedup, "SLOTS_MIN", 16)):
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, value)
+        yield
+
+
+def open_edge(root: Path) -> EdgeStore:
+    # Topics have two queues: more would only make the queues shorter.
+    return EdgeStore(root, geometry=SMALL, default_queues=2, checkpoint_bytes=CHECKPOINT_BYTES, dedup_window_s=1 << 30)
+
+
+def open_job(root: Path, *, rebuild: bool = False) -> JobStore:
+    return JobStore(root, checkpoint_entries=CHECKPOINT_ENTRIES, rebuild=rebuild)
+
+
+def drop(store: EdgeStore | JobStore) -> None:
+    """What the end of a killed process does to its files and locks, and no more."""
+    store.__exit__(RuntimeError)
+
+
+class World:
+    """Edge and job, in one process. Either may be absent: then the other process has it."""
+
+    def __init__(self, root: Path, *, edge: bool = True, job: bool = True) -> None:
+        self.root = root
+        self._edge = open_edge(root) if edge else None
+        self._job = open_job(root) if job else None
+
+    @property
+    def edge(self) -> EdgeStore:
+        assert self._edge is not None
+        return self._edge
+
+    @property
+    def job(self) -> JobStore:
+        assert self._job is not None
+        return self._job
+
+    def close(self) -> None:
+        for side in (self._job, self._edge):
+            if side is not None:
+                side.close()
+
+    def drop(self) -> None:
+        for side in (self._job, self._edge):
+            if side is not None:
+                drop(side)
+
+    # --- doing ------------------------------------------------------------------------------------------------------------
+    def perform(self, action: Action) -> Any:
+        """Do it; the answer that a caller would get."""
+        return getattr(self, f"_{type(action).__name__.lower()}")(action)
+
+    def _prepare(self, action: Prepare) -> list[int]:
+        return [int(offset) for offset in self.edge.prepare([sent.message for sent in action.messages], action.now_ms)]
+
+    def _send(self, action: Send) -> list[int]:
+        appended = self.edge.append_messages([sent.message for sent in action.messages], action.now_ms)
+        self.edge.wait(appended.ticket)
+        return [int(offset) for offset in appended.offsets]
+
+    def _endmany(self, action: EndMany) -> list[Told]:
+        ends = [End(wish.half_offset, wish.kind, wish.group, wish.via, remark=wish.remark) for wish in action.wishes]
+        return [told(answer) for answer in self.edge.end(ends, action.now_ms)]
+
+    def _ask(self, action: Ask) -> None:
+        self.edge.wait(self.edge.append_asked(action.half_offsets, "member", action.now_ms))
+
+    def _settle(self, action: Settle) -> None:
+        for _ in range(action.batches):
+            settle_once(self.job, action.records_max, action.now_ms)
+
+    def _round(self, action: Round) -> None:
+        settle_all(self.job, 1 << 20, action.now_ms)
+        caught_up = self.job.marker.op_cursor == self.job.log.ends()[1]
+        tick = Tick(action.now_ms, action.round_no, action.now_ms, ops_caught_up=caught_up)
+        live = np.array([name != action.nobody for name in GROUPS], bool)
+        for _ in Settler(self.job, POLICY).check_round(tick, live):
+            pass
+
+    def _retain(self, action: Retain) -> int:
+        if self._job is not None:
+            self.job.retain(action.now_ms, RETENTION_MS)
+        if self._edge is None:
+            return 0
+        self.edge.retain()
+        return max(self.edge.page[EdgeSlot.HALF_BEGIN], self.edge.half_queue.begin)
+
+    def _checkpoint(self, action: Checkpoint) -> None:
+        (self.edge if action.side == "edge" else self.job).checkpoint()
+
+    def _reopen(self, action: Reopen) -> None:
+        side = self.edge if action.side == "edge" else self.job
+        if action.clean:
+            side.close()
+        else:
+            drop(side)
+        if action.side == "edge":
+            self._edge = open_edge(self.root)
+        else:
+            self._job = open_job(self.root, rebuild=action.rebuild)
+
+    # --- thinking of what to do -------------------------------------------------------------------------------------------
+    def choose(self, rng: Random, history: History) -> Action | None:
+        """The next action; None where the one thought of has nothing to do."""
+        now_ms = history.now_ms + rng.choice((0, 0, 1, 400, 1500, 7000, 35_000))
+        makers = [
+            (self._edge is not None, 24, _think_prepare),
+            (self._edge is not None, 6, _think_send),
+            (self._edge is not None, 24, _think_end),
+            (self._edge is not None, 7, self._think_ask),
+            (self._edge is not None, 7, self._think_proposals),
+            (self._job is not None, 24, _think_settle),
+            (self._job is not None, 8, _think_round),
+            (True, 3, _think_retain),
+            (True, 2, self._think_checkpoint),
+            (True, 2, self._think_reopen),
+        ]
+        fitting = [(weight, maker) for fits, weight, maker in makers if fits]
+        maker = rng.choices([maker for _, maker in fitting], [weight for weight, _ in fitting])[0]
+        return maker(rng, history, now_ms)
+
+    def _topics(self) -> TopicReader | None:
+        return TopicReader(self.edge.directory) if (self.root / "job.published").exists() else None
+
+    def _think_ask(self, _rng: Random, history: History, now_ms: int) -> Ask | None:
+        from store.published import JobSlot
+
+        topics = self._topics()
+        if topics is None:
+            return None
+        stop = topics.page[JobSlot.CHECK_END]
+        first = max(history.check_cursor, topics.page[JobSlot.ROUND_CHECK_START])
+        halves = topics.queue("check").read(first, stop)["tags_code"].tolist()
+        open_ones = tuple(half for half in halves if half in history.halves and history.halves[half].state == State.PREPARED)
+        return Ask(open_ones, stop, now_ms) if open_ones else None
+
+    def _think_proposals(self, _rng: Random, history: History, now_ms: int) -> EndMany | None:
+        from store.published import JobSlot
+
+        topics = self._topics()
+        if topics is None:
+            return None
+        stop = topics.page[JobSlot.PROPOSAL_END]
+        queue = topics.queue("proposal")
+        first = min(max(history.proposal_cursor, queue.begin), stop)
+        tags = queue.read(first, stop)["tags_code"].tolist()
+        wishes = [Wish(tag & _REASON_MASK, _DISCARD_KIND[State(tag >> REASON_SHIFT)], None, Via.CHECKER) for tag in tags]
+        return EndMany(tuple(wishes), now_ms, stop) if wishes else None
+
+    def _think_checkpoint(self, rng: Random, _history: History, now_ms: int) -> Checkpoint:
+        return Checkpoint(rng.choice(self._sides()), now_ms)
+
+    def _think_reopen(self, rng: Random, _history: History, now_ms: int) -> Reopen:
+        return Reopen(rng.choice(self._sides()), rng.random() < 0.6, rng.random() < 0.25, now_ms)
+
+    def _sides(self) -> list[str]:
+        return [name for name, side in (("edge", self._edge), ("job", self._job)) if side is not None]
+
+
+def told(answer: Answer) -> Told:
+    return answer.verdict, answer.reason, answer.state, answer.position
+
+
+def settle_once(job: JobStore, records_max: int, now_ms: int) -> bool:
+    """Settle one feed; whether there was anything."""
+    marker = job.marker
+    if (marker.half_cursor, marker.op_cursor) == job.log.ends():
+        return False
+    feed = read_feed(job.log, marker.half_cursor, marker.op_cursor, records_max)
+    Settler(job, POLICY).settle(feed, now_ms)
+    return True
+
+
+def settle_all(job: JobStore, records_max: int, now_ms: int) -> None:
+    while settle_once(job, records_max, now_ms):
+        pass
+
+
+def _sent(rng: Random, ident: int, size_max: int = 9000) -> Sent:
+    size = min(rng.choice((12, 40, 300, 1200, 3000, 9000)), size_max)
+    key = f"key-{ident}" if rng.random() < 0.2 else ""
+    immunity_s = rng.choice((0, 0, 0, 20))
+    return Sent(ident, size, rng.choice(GROUPS), rng.choice(TOPICS), immunity_s, key, rng.choice(("", "t1", "t2")))
+
+
+def _think_prepare(rng: Random, history: History, now_ms: int) -> Prepare:
+    count = rng.choice((1, 1, 2, 5, 12))
+    # A batch lies in one segment.
+    messages = [_sent(rng, history.idents + number, (50 << 10) // count) for number in range(count)]
+    again = [history.halves[offset].sent for offset in history.by_key.values()]
+    if again and rng.random() < 0.2:
+        messages.insert(rng.randrange(len(messages) + 1), rng.choice(again))
+    return Prepare(tuple(messages), now_ms)
+
+
+def _think_send(rng: Random, history: History, now_ms: int) -> Send:
+    messages = [_sent(rng, history.idents + number) for number in range(rng.choice((1, 2, 4)))]
+    return Send(tuple(Sent(m.ident, m.size, m.group, m.topic, 0, "", m.tags) for m in messages), now_ms)
+
+
+def _think_end(rng: Random, history: History, now_ms: int) -> EndMany | None:
+    if not history.halves:
+        return None
+    pending, ended = history.pending(), [half for half in history.halves if history.halves[half].state != State.PREPARED]
+    wishes = []
+    for _ in range(rng.choice((1, 1, 2, 6))):
+        pool = pending if pending and (not ended or rng.random() < 0.8) else list(history.halves)
+        half_offset = rng.choice(pool)
+        wishes.append(_wish(rng, history, half_offset))
+    if rng.random() < 0.04:
+        wishes.append(Wish(max(history.halves) + rng.choice((1, 1000)), OpKind.COMMIT, "orders"))
+    return EndMany(tuple(wishes), now_ms)
+
+
+def _wish(rng: Random, history: History, half_offset: int) -> Wish:
+    half = history.halves[half_offset]
+    group = half.sent.group if rng.random() < 0.93 else rng.choice(GROUPS)
+    if half.state in DISCARDED and rng.random() < 0.5:
+        return Wish(half_offset, OpKind.RESUME, None, Via.OPERATOR, "once more")
+    kind = rng.choices((OpKind.COMMIT, OpKind.ROLLBACK, OpKind.UNKNOWN), (5, 3, 2))[0]
+    if half.asked and rng.random() < 0.5:
+        return Wish(half_offset, kind, group, Via.CHECK)
+    return Wish(half_offset, kind, group, remark=rng.choice(("", "", "why")))
+
+
+def _think_settle(rng: Random, _history: History, now_ms: int) -> Settle:
+    return Settle(rng.choice((1, 2, 3, 7, 20, 1 << 20)), rng.choice((1, 1, 3, 8)), now_ms)
+
+
+def _think_round(rng: Random, history: History, now_ms: int) -> Round:
+    # Not always a new round: a crash in the middle of one continues it.
+    new = rng.random() < 0.8
+    at_ms = now_ms + (rng.choice((30_000, 30_000, 45_000)) if new else 0)
+    return Round(history.round_no + new, at_ms, rng.choice(("", "", "BB")))
+
+
+def _think_retain(rng: Random, _history: History, now_ms: int) -> Retain:
+    return Retain(now_ms + (RETENTION_MS + 5000 if rng.random() < 0.4 else 0))
