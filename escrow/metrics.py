@@ -65,10 +65,18 @@ class JobMetrics:
 
     def _settlement(self, registry: CollectorRegistry) -> None:
         self.pending = Gauge("escrow_pending", "Halves that wait for their end", registry=registry)
-        self.oldest_pending = Gauge("escrow_oldest_pending_age_seconds", "Age of the oldest pending half; 0 = none", registry=registry)
-        self.totals = Gauge("escrow_store_totals", "Counts since the store was made, as in the redo log", ["what"], registry=registry)
-        self.settled = Counter("escrow_settled", "Transactions ended, by outcome and by who said it", ["outcome", "via"], registry=registry)
-        self.ops_without_effect = Counter("escrow_ops_without_effect", "Ops that changed nothing, by why", ["why"], registry=registry)
+        self.oldest_pending = Gauge(
+            "escrow_oldest_pending_age_seconds", "Age of the oldest pending half; 0 = none", registry=registry
+        )
+        self.totals = Gauge(
+            "escrow_store_totals", "Counts since the store was made, as in the redo log", ["what"], registry=registry
+        )
+        self.settled = Counter(
+            "escrow_settled", "Transactions ended, by outcome and by who said it", ["outcome", "via"], registry=registry
+        )
+        self.ops_without_effect = Counter(
+            "escrow_ops_without_effect", "Ops that changed nothing, by why", ["why"], registry=registry
+        )
         self.messages = Counter("escrow_messages_released", "Ordinary messages released without a half", registry=registry)
         self.quarantined = Counter("escrow_quarantined", "Corrupt records set aside", ["queue"], registry=registry)
         self.decision_s = BulkHistogram("escrow_decision_seconds", "Half stored to end stored", _DECISION_S, registry)
@@ -84,7 +92,9 @@ class JobMetrics:
 
     def _batches(self, registry: CollectorRegistry) -> None:
         self.phase_s = Histogram("escrow_batch_phase_seconds", "Phases of a batch", ["phase"], buckets=_BATCH_S, registry=registry)
-        self.redo_flush_s = Histogram("escrow_redo_flush_seconds", "One batch into the redo log, flushed", buckets=_BATCH_S, registry=registry)
+        self.redo_flush_s = Histogram(
+            "escrow_redo_flush_seconds", "One batch into the redo log, flushed", buckets=_BATCH_S, registry=registry
+        )
         self.records = Counter("escrow_records_read", "Records that came through the stream", ["queue"], registry=registry)
         self.behind = Gauge("escrow_records_behind", "Published records not yet settled", ["queue"], registry=registry)
         self.sink_errors = Counter("escrow_sink_errors", "Calls of a sink that failed", registry=registry)

@@ -116,7 +116,8 @@ class Key:
     def unit(self) -> str:
         if self.kind == "duration":
             bare = next(unit for unit, ms in DURATION_MS.items() if ms == self.unit_ms)
-            return f'a time such as "{_duration_text(6_000 if self.unit_ms == 1 else 72 * self.unit_ms)}"; a bare integer is in {_UNIT_NAMES[bare]}'
+            example = _duration_text(6_000 if self.unit_ms == 1 else 72 * self.unit_ms)
+            return f'a time such as "{example}"; a bare integer is in {_UNIT_NAMES[bare]}'
         if self.kind == "size":
             return 'a size such as "64MiB"; a bare integer is in bytes'
         if self.kind == "choice":
@@ -265,9 +266,9 @@ def _duration_text(value_ms: int) -> str:
 
 def _size_text(value: int) -> str:
     for unit in ("GiB", "MiB", "KiB"):
-        if value and value % SIZE_BYTES[unit] == 0:
+        if value and value % SIZE_BYTES[unit] == 0 and (unit != "KiB" or value < SIZE_BYTES["MiB"]):
             return f"{value // SIZE_BYTES[unit]}{unit}"
-    return f"{value}B"
+    return str(value)
 
 
 # --- the keys ---------------------------------------------------------------------------------------------------------
@@ -297,9 +298,7 @@ class Settings:
         "3.x: a half is checked once its age exceeds this too (60s there). 0 leaves it to transactionTimeOut.",
         least=0, most=365 * _DAY_MS, sub_second=False,
     )  # fmt: skip
-    checks_enabled: bool = _key(
-        "checkTransactionMessageEnable", "switch", "true", "false: nobody is asked; retention still holds."
-    )
+    checks_enabled: bool = _key("checkTransactionMessageEnable", "switch", "true", "false: nobody is asked; retention still holds.")
     retention_ms: int = _key(
         "fileReservedTime", "duration", '"72h"', "A half older than this is discarded as expired; ended ones are kept this long.",
         unit_ms=3_600_000, least=1_000, most=3650 * _DAY_MS,
@@ -341,7 +340,7 @@ class Settings:
     topic_queue_entries: int = _key(
         "topicQueueEntriesPerFile", "count", "65536", "Entries in one file of a topic's queue.", least=64, most=1 << 32
     )
-    queues_per_topic: int = _key("queuesPerTopic", "count", "4", "Queues of a topic, fixed when it is first used.", least=1, most=64)
+    queues_per_topic: int = _key("queuesPerTopic", "count", "4", "Queues of a topic, fixed at its first use.", least=1, most=64)
     retention_interval_ms: int = _key(
         "retentionInterval", "duration", '"10m"', "How often files that nobody needs any more are deleted.",
         least=1_000, most=_DAY_MS,
@@ -358,23 +357,26 @@ class Settings:
         "maxMessagesPerRequest", "count", "4096", "The most messages or ends in one request.", least=1, most=65_535
     )
     max_queued_bytes: int = _key(
-        "maxQueuedSize", "size", '"64MiB"', "Halves and messages that may wait for a flush; beyond it they are refused, ends are not.",
+        "maxQueuedSize", "size", '"64MiB"', "What may wait for a flush; beyond it halves and messages are refused, ends are not.",
         least=64 << 10, most=16 << 30,
     )  # fmt: skip
     max_connections: int = _key("maxConnections", "count", "4096", "Open connections to the edge.", least=1, most=1 << 20)
     poll_wait_max_ms: int = _key(
         "pollWaitMax", "duration", '"30s"', "The longest that a poll for checks may wait.", least=0, most=600_000
     )
-    checks_per_poll_max: int = _key("checksPerPollMax", "count", "256", "The most check requests in one answer.", least=1, most=4096)
+    checks_per_poll_max: int = _key("checksPerPollMax", "count", "256", "The most requests in one answer.", least=1, most=4096)
     dedup_window_ms: int = _key(
         "dedupWindow", "duration", '"1h"', "A send with a dedup_key that was used this recently is the same send.",
         least=0, most=30 * _DAY_MS,
     )  # fmt: skip
     id_keys_file: str = _key(
-        "idKeysFile", "path", '""', "Keys that seal transaction ids, one a line, the first in force. Empty: keys/ids.keys in dataDir."
+        "idKeysFile",
+        "path",
+        '""',
+        "Keys that seal transaction ids, one a line, the first one seals. Empty: keys/ids.keys in dataDir.",
     )
     id_keys: str = _key(
-        "idKeys", "text", '""', "The same keys as text, separated by commas, instead of a file. Prefer the variable ESCROW_ID_KEYS.",
+        "idKeys", "text", '""', "The same keys as text, separated by commas, instead of a file. Best set by its variable.",
         secret=True,
     )  # fmt: skip
 
@@ -413,11 +415,14 @@ class Settings:
         "restartBackoff", "duration", '"500ms"', "Wait before a dead part is started again; doubles with each quick death.",
         least=1, most=600_000,
     )  # fmt: skip
-    restart_backoff_max_ms: int = _key(
-        "restartBackoffMax", "duration", '"30s"', "The longest such wait.", least=1, most=3_600_000
-    )
+    restart_backoff_max_ms: int = _key("restartBackoffMax", "duration", '"30s"', "The longest such wait.", least=1, most=3_600_000)
     restart_quick_ms: int = _key(
-        "restartQuickDeath", "duration", '"60s"', "A part that was ready for less than this has died quickly.", least=1, most=_DAY_MS
+        "restartQuickDeath",
+        "duration",
+        '"60s"',
+        "A part that was ready for less has died quickly.",
+        least=1,
+        most=_DAY_MS,
     )
     restart_deaths_max: int = _key(
         "restartDeathsMax", "count", "6", "Quick deaths in a row after which the supervisor gives up.", least=1, most=1_000
@@ -496,7 +501,8 @@ def written(key: Key, value: Any) -> object:
     if key.kind == "duration":
         return _duration_text(value)
     if key.kind == "size":
-        return _size_text(value) if value % 1024 == 0 and value else value
+        text = _size_text(value)
+        return value if text.isdigit() else text
     return str(value) if key.kind == "path" else value
 
 
@@ -509,9 +515,7 @@ for _field in fields(Settings):
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
-def load(
-    file: Path | None = None, flags: Iterable[str] = (), environ: Mapping[str, str] | None = None
-) -> Settings:
+def load(file: Path | None = None, flags: Iterable[str] = (), environ: Mapping[str, str] | None = None) -> Settings:
     """Settings from defaults < file < environment < flags ("key=value"); SettingsError with all that is wrong.
 
     Without a file: the one that ESCROW_CONFIG names, or conf/escrow.toml here if there is one, or none.
@@ -593,11 +597,11 @@ def _from_flags(flags: Iterable[str], problems: list[str]) -> dict[str, tuple[ob
     for flag in flags:
         name, sign, value = flag.partition("=")
         if not sign:
-            problems.append(f"flag --set {flag}: has no value: write --set {name}=VALUE")
+            problems.append(f"flag --set: {flag}: has no value: write --set {name}=VALUE")
         elif name in KEYS:
-            found[name] = (value, Origin(3, f"flag --set {name}"))
+            found[name] = (value, Origin(3, "flag --data" if name == "dataDir" else "flag --set"))
         else:
-            problems.append(f"flag --set {name}: {_unknown(name)}")
+            problems.append(f"flag --set: {_unknown(name)}")
     return found
 
 
@@ -610,9 +614,7 @@ def _unknown(name: str) -> str:
     return f"{name}: no such key: {hint}"
 
 
-def _parse_all(
-    found: Mapping[str, tuple[object, Origin]], problems: list[str]
-) -> tuple[dict[str, Any], dict[str, Origin]]:
+def _parse_all(found: Mapping[str, tuple[object, Origin]], problems: list[str]) -> tuple[dict[str, Any], dict[str, Origin]]:
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     for name, (raw, origin) in found.items():
@@ -620,8 +622,7 @@ def _parse_all(
         try:
             values[key.field] = parse(key, raw)
         except _Wrong as error:
-            said = str(error)
-            problems.append(f"{origin}: {name}: {'its value cannot be used' if key.secret else said}")
+            problems.append(f"{origin}: {name}: {'its value cannot be used' if key.secret else error}")
         origins[name] = origin
     return values, origins
 
@@ -664,10 +665,15 @@ _FRAME_ROOM_BYTES: Final = 120 + (32 << 10)
 # --- flags, for every command that takes settings ----------------------------------------------------------------------
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--config, --data and --set: the flags of every process that takes settings."""
-    parser.add_argument("--config", metavar="FILE", type=Path, help=f"the settings (default: ${CONFIG_VARIABLE}, or {DEFAULT_FILE})")
+    parser.add_argument("--config", metavar="FILE", type=Path, help=f"the settings (default: ${CONFIG_VARIABLE} or {DEFAULT_FILE})")
     parser.add_argument("--data", metavar="DIR", help="the data directory; the same as --set dataDir=DIR")
     parser.add_argument(
-        "--set", dest="settings", metavar="KEY=VALUE", action="append", default=[], help="one setting, stronger than file and environment"
+        "--set",
+        dest="settings",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="one setting",
     )
 
 

@@ -219,7 +219,9 @@ class CheckDelivery:
         if not queue or group_no is None:
             return handover
         taken_bytes = 0
-        while queue and len(handover.requests) < max_requests and (not taken_bytes or taken_bytes + queue[0].size_bytes <= max_bytes):
+        while (
+            queue and len(handover.requests) < max_requests and (not taken_bytes or taken_bytes + queue[0].size_bytes <= max_bytes)
+        ):
             waiting = queue.popleft()
             if self._store.end_of(waiting.half_offset):
                 continue  # ended meanwhile: nobody needs to be asked

@@ -117,7 +117,9 @@ class Committer:
         full = self.queued_bytes > 0 and self.queued_bytes + size_bytes > self._queued_bytes_max
         if full or self._ends_waiting >= ENDS_MAX:
             self.counters.refused_for_load += 1
-            raise Overloaded(f"{self.queued_bytes} bytes wait for a flush, at most {self._queued_bytes_max} may (maxQueuedSize): try again")
+            raise Overloaded(
+                f"{self.queued_bytes} bytes wait for a flush, at most {self._queued_bytes_max} may (maxQueuedSize): try again"
+            )
         self.queued_bytes += size_bytes
         return self._put(queue, _Work(self._loop.create_future(), messages, size_bytes))
 
@@ -286,7 +288,11 @@ class Committer:
 
     def _give_up(self, error: Exception) -> None:
         reason = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
-        self._loop.call_soon_threadsafe(lambda: self.failed.done() or self.failed.set_result(reason))
+        self._loop.call_soon_threadsafe(self._set_failed, reason)
+
+    def _set_failed(self, reason: str) -> None:
+        if not self.failed.done():
+            self.failed.set_result(reason)
 
     def _finish(self, done: list[tuple[asyncio.Future[Any], Any, BaseException | None]], released: int, ended: int) -> None:
         """In the event loop: tell everybody."""
@@ -310,4 +316,3 @@ def _take_batch(queue: deque[_Work], batch_bytes: int) -> list[_Work]:
         size_bytes, count = size_bytes + work.size_bytes, count + len(work.content)
         group.append(work)
     return group
-

@@ -169,7 +169,9 @@ class Edge:
         """Store halves, all or none; their transaction ids, in order, once they are durable."""
         self._refuse_if_standby("halves")
         if self.settings.reject_transactions:
-            raise TransactionsRejected("halves are refused here (rejectTransactionMessage = true): send them elsewhere, or set it to false")
+            raise TransactionsRejected(
+                "halves are refused here (rejectTransactionMessage = true): send them elsewhere, or set it to false"
+            )
         self._check_count(messages, "messages")
         half_offsets = await self._committer.prepare(messages)
         group_no = self.store.dictionary.group_no

@@ -90,7 +90,7 @@ class Sealer:
 
 
 def _decode(text: str) -> bytes:
-    if not isinstance(text, str) or len(text) != ID_CHARACTERS or not text.isascii():
+    if len(text) != ID_CHARACTERS or not text.isascii():
         raise BadId(f"id: not an id of ours ({ID_CHARACTERS} letters, digits, - and _); use it exactly as it was answered")
     try:
         raw = urlsafe_b64decode(text + "=" * (-len(text) % 4))
@@ -137,7 +137,9 @@ def _parse(lines: Iterable[str], where: str) -> list[bytes]:
         except ValueError:
             key = b""
         if len(key) < KEY_MIN_BYTES:
-            raise KeysUnusable(f"{where}: key {number} has not {2 * KEY_MIN_BYTES} or more hexadecimal digits: restore it from its backup")
+            raise KeysUnusable(
+                f"{where}: key {number} has not {2 * KEY_MIN_BYTES} or more hexadecimal digits: restore it from its backup"
+            )
         keys.append(key)
     if not keys:
         raise KeysUnusable(f"{where}: holds no key: restore it from its backup, or remove it to have a new one made")

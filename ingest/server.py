@@ -103,9 +103,9 @@ class Server:
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(self, reader, writer, self._settings.max_request_bytes)
         if len(self._connections) >= self._settings.max_connections:
-            most = self._settings.max_connections
+            text = f"{len(self._connections)} connections are open, the most there may be (maxConnections)"
             with contextlib.suppress(OSError):
-                await connection.answer_error(None, "overloaded", f"{most} connections are open, the most there may be (maxConnections)")
+                await connection.answer_error(None, "overloaded", text)
             writer.close()
             return
         self._connections.add(connection)
@@ -245,7 +245,9 @@ def bind(settings: Settings) -> socket.socket:
     except ValueError:
         raise CannotStart(f"listenAddress: {address!r} is no IP address: write 127.0.0.1 or ::1") from None
     if not loopback.is_loopback:
-        raise CannotStart(f"listenAddress: {address} is reachable from elsewhere, and the edge asks for no token yet: use 127.0.0.1")
+        raise CannotStart(
+            f"listenAddress: {address} is reachable from elsewhere, and the edge asks for no token yet: use 127.0.0.1"
+        )
     listening = socket.socket(socket.AF_INET6 if loopback.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -259,9 +261,9 @@ def bind(settings: Settings) -> socket.socket:
 
 async def serve(settings: Settings) -> int:
     """1 address · 2 store · 3 accept · 4 until a signal or a failure · 5 stop accepting, answer what was accepted, close."""
-    stopped = asyncio.get_running_loop().create_future()
+    stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, lambda: stopped.done() or stopped.set_result(None))
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     listening = bind(settings)  # 1
     edge = Edge(settings)
     await edge.open()  # 2
@@ -270,7 +272,9 @@ async def serve(settings: Settings) -> int:
     if edge.notice:
         say({"notice": edge.notice})
     say({"ready": True, "port": listening.getsockname()[1]})
-    await asyncio.wait([stopped, edge.failed], return_when=asyncio.FIRST_COMPLETED)  # 4
+    asked = asyncio.create_task(stopped.wait())
+    await asyncio.wait([asked, edge.failed], return_when=asyncio.FIRST_COMPLETED)  # 4
+    asked.cancel()
     failure = edge.failed.result() if edge.failed.done() else ""
     if failure:
         complain(f"the store failed: {failure}")

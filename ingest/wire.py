@@ -10,9 +10,9 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Callable, Mapping
+from math import isnan
 from typing import Any, Final
 
-from store.records import parse_immunity_s
 from ingest.checks import CheckRequest
 from ingest.core import EndRequest
 from ingest.errors import InvalidRequest
@@ -22,7 +22,20 @@ from store.records import parse_immunity_s
 PROPERTIES_MAX: Final = 256
 TEXT_MAX_CHARACTERS: Final = 4096
 _MESSAGE_FIELDS: Final = frozenset(
-    {"group", "topic", "body", "text", "key", "tags", "properties", "check_immunity_s", "born_at_ms", "dedup_key", "queue_id", "flag"}
+    {
+        "group",
+        "topic",
+        "body",
+        "text",
+        "key",
+        "tags",
+        "properties",
+        "check_immunity_s",
+        "born_at_ms",
+        "dedup_key",
+        "queue_id",
+        "flag",
+    }
 )
 _END_FIELDS: Final = frozenset({"group", "id", "outcome", "from_check", "remark"})
 _HIDDEN: Final = OWN_PROPERTIES | {KEYS, TAGS, DEDUP_KEY}
@@ -98,7 +111,7 @@ def text(item: Mapping[str, Any], name: str, at: str = "", *, required: bool = F
 
 def number(item: Mapping[str, Any], name: str, default: float) -> float:
     value = item.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or isnan(value):
         raise InvalidRequest(f"{name}: must be a number")
     return value
 

@@ -343,7 +343,7 @@ class EdgeStore:
         settles a half
         whose only end was lost. Returns the half_offset, -1 where the op spoke of none. Doing it again changes nothing."""
         with self._append_lock:
-            half_offset = int(self.op_queue.read(op_offset, op_offset + 1)[0]["tags_code"])
+            half_offset = self.op_queue.entry(op_offset)[2]
             if not 0 <= half_offset < self.half_end:
                 return -1
             mark = 0
@@ -381,16 +381,15 @@ class EdgeStore:
 
     def _half_head(self, half_offset: int) -> tuple[Any, ...]:
         """The head of a half's frame, after checking the whole frame."""
-        entry = self.half_queue.read(half_offset, half_offset + 1)[0]
-        offset, size = int(entry["commit_log_offset"]), int(entry["size_bytes"])
+        offset, size, _ = self.half_queue.entry(half_offset)
         content = self.log.frame_bytes(offset, size)
         frames.check_frame(content, offset, str(self.log.file.directory))
         return frames.HALF_STRUCT.unpack_from(content)
 
     def read_half(self, half_offset: int) -> Frame:
         """A half as it was stored; Corrupt if it cannot be read."""
-        entry = self.half_queue.read(half_offset, half_offset + 1)[0]
-        return self.log.read(int(entry["commit_log_offset"]), int(entry["size_bytes"]))
+        offset, size, _ = self.half_queue.entry(half_offset)
+        return self.log.read(offset, size)
 
     # --- what waits for the flush ---------------------------------------------------------------------------------------
     def end_of(self, half_offset: int) -> int:
@@ -496,7 +495,7 @@ class EdgeStore:
             first_open = self._first_open()
             half_low = min(half_low, first_open)
             if first_open < self.half_end:
-                log_low = min(log_low, int(self.half_queue.read(first_open, first_open + 1)[0]["commit_log_offset"]))
+                log_low = min(log_low, self.half_queue.entry(first_open)[0])
             # From here on no op about an earlier half is accepted, so that the job may remove its row.
             self.page[EdgeSlot.HALF_BEGIN] = max(self.page[EdgeSlot.HALF_BEGIN], half_low)
         # The checkpoint remembers what is gone, and recovery reads nothing before it again.

@@ -28,13 +28,14 @@ import numpy.typing as npt
 
 from store import disk, redo_log
 from store.catalogue import Catalogue
+from store.columns import distinct, last_of_each
 from store.consume_queue import REASON_SHIFT, ConsumeQueue, make_entries
 from store.directory import Geometry, Lock, StoreDirectory
 from store.errors import BatchBeyondCursor, Corrupt, CursorBeyondLog, FlushFailed, StoreUnusable
 from store.progress import Progress, no_progress
 from store.published import JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
 from store.reader import LogReader, topic_queue_name
-from store.records import ENTRY, HALF, ROW, State, pack_words, queue_key_of, queue_offset_of, topic_of_key
+from store.records import ENTRY, ROW, State, pack_words, queue_key_of, queue_offset_of, topic_of_key
 from store.redo_log import MARKER_ENTRIES, REDO, TOTALS, Marker, RedoKind, RedoLog, kinds_of, numbers_of
 from store.retention import Ledger
 from store.state_table import StateTable
@@ -316,7 +317,7 @@ class JobStore:
         self.ledger.touch_places(found["commit_log_offset"][body], marker.now_ms)
         self.ledger.touch_rows(numbers[kinds != RedoKind.MESSAGE], marker.now_ms)
         keys, offsets = queue_key_of(positions), queue_offset_of(positions)
-        for key in np.unique(keys).tolist():
+        for key in distinct(keys):
             self._release_to(key, offsets[keys == key], found[keys == key])
 
     def _op_entries(self, op_offsets: Ints) -> Array:
@@ -594,13 +595,3 @@ class JobStore:
             if name.startswith("generation-") and name != self.root.name:
                 shutil.rmtree(self.directory.transaction / name, ignore_errors=True)
 
-
-def last_of_each(numbers: Ints) -> Ints:
-    """Where each number stands last. numpy promises no order when an index repeats, so repeats are taken out first."""
-    if len(numbers) < 2 or bool((np.diff(numbers) > 0).all()):
-        return np.arange(len(numbers))
-    _, first = np.unique(numbers[::-1], return_index=True)
-    return len(numbers) - 1 - first
-
-
-__all__ = ["HALF", "Batch", "JobRecovery", "JobStore", "last_of_each", "rows_of_halves"]

@@ -20,8 +20,8 @@ aligned 8-byte word. Slot 0 holds the magic. A writer changes a slot only after 
                                                    14 now_ms           of the last settled batch
                                                    15 heartbeat_ms
                                                    16 row_begin        first row of the state table
-                                                   18 sequence         of the last batch that was applied
                                                    17 tick             counted up when the job's source shall offer a batch
+                                                   18 sequence         of the last batch that was applied
                                                    20-27 totals, in the order of `redo_log.TOTALS`
 
 Order matters in one place: an op's half is visible whenever the op is. The writer publishes half_end first, a reader reads

@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from store.catalogue import Catalogue
+from store.columns import distinct
 from store.commit_log import CommitLog
 from store.consume_queue import ASKED_TAG, ConsumeQueue
 from store.dictionary import Dictionary
 from store.directory import StoreDirectory
-from store.errors import Corrupt
+from store.errors import Corrupt, NotAStore
 from store.frames import CRC_FROM, HALF_HEAD, MAGIC, OP_HEAD, Frame, FrameKind
 from store.published import EDGE_MAGIC, JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
 from store.records import HALF, NO_POSITION, OP, OpKind
@@ -39,6 +40,8 @@ class LogReader:
         self.log = CommitLog(directory.commit_log, shape.commit_log_segment_bytes)
         self.half_queue = ConsumeQueue(directory.half_queue(), entries, "half")
         self.op_queue = ConsumeQueue(directory.op_queue(), entries, "op")
+        if not (directory.root / "edge.published").exists():
+            raise NotAStore(f"{directory.root}: no edge has ever opened this store; start the edge first")
         self.page = PublishedPage(directory.root / "edge.published", EDGE_MAGIC)
 
     def ends(self) -> tuple[int, int]:
@@ -171,14 +174,14 @@ class LogReader:
 
     def _starts(self, entries: Array, chosen: Any) -> list[int]:
         offsets = entries["commit_log_offset"][chosen]
-        return [number * self.log.segment_bytes for number in np.unique(offsets // self.log.segment_bytes).tolist()]
+        return [number * self.log.segment_bytes for number in distinct(offsets // self.log.segment_bytes)]
 
     def _gather(self, offsets: Ints, width: int) -> npt.NDArray[np.uint8]:
         """`width` bytes at each of many places of the log, as rows."""
         size = self.log.segment_bytes
         rows = np.empty((len(offsets), width), np.uint8)
         numbers = offsets // size
-        for number in np.unique(numbers).tolist():
+        for number in distinct(numbers):
             content = np.frombuffer(self.log.file.segment(number * size).buffer, np.uint8)
             # The last places of a segment cannot hold a whole head of this width.
             windows = np.lib.stride_tricks.sliding_window_view(content, width)
@@ -239,7 +242,5 @@ def topic_queue_name(topic_no: int, queue_id: int) -> str:
 def open_readers(root: Path) -> tuple[StoreDirectory, LogReader, TopicReader | None, Dictionary]:
     """Everything there is to read of a store; no TopicReader where no job has ever opened it."""
     directory = StoreDirectory(root)
-    if not (root / "edge.published").exists():
-        raise Corrupt(root / "edge.published", 0, "missing: open the edge once, it writes it anew")
     topics = TopicReader(directory) if (root / "job.published").exists() else None
     return directory, LogReader(directory), topics, Dictionary(root / "dictionary")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from store.columns import distinct
 from store.consume_queue import ConsumeQueue
 from store.directory import Geometry
 from store.published import EdgeSlot
@@ -126,7 +127,7 @@ class Ledger:
 
 
 def _touch(touches: dict[int, int], places: Ints, size: int, at_ms: int) -> None:
-    for number in np.unique(places // size).tolist():
+    for number in distinct(places // size):
         touches[number] = max(touches.get(number, 0), at_ms)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from store.columns import distinct
 from store.records import ROW, STATE_MASK, State, state_of
 from store.segments import SegmentedFile
 
@@ -85,7 +86,7 @@ class StateTable:
         if files.min() == files.max():
             yield int(files[0]), slice(None), half_offsets - files[0] * size
             return
-        for file_no in np.unique(files).tolist():
+        for file_no in distinct(files):
             chosen = np.flatnonzero(files == file_no)
             yield file_no, chosen, half_offsets[chosen] - file_no * size
 

@@ -78,7 +78,7 @@ class LogWalk:
                     self.files.add(start, "the segment is missing, although the log reaches into it")
                 self._damage(start, min(start + size, end), "")
                 continue
-            yield from self._segment(memoryview(content), start, min(size, end - start))
+            yield from self._segment(memoryview(content.data), start, min(size, end - start))
 
     def _segment(self, content: memoryview, start: int, limit: int) -> Iterator[Ints]:
         found: list[int] = []
@@ -537,7 +537,7 @@ class EdgeSide(EdgeFiles):
         kind = ops["op_kind"][chosen]
         changes = kind != OpKind.UNKNOWN
         firsts = np.concatenate([[True], np.diff(at) != 0]) if len(at) else np.empty(0, bool)
-        # The byte before each op is that after the op before it about the same half. An UNKNOWN changes nothing: the few are walked.
+        # The byte before each op is that after the op before it about the same half; an UNKNOWN changes none: the few are walked.
         before = np.concatenate([[0], _BYTE_AFTER[kind[:-1]]]) if len(at) else np.empty(0, np.uint8)
         before[firsts] = self.byte[at[firsts]]
         for index in np.flatnonzero(~changes[:-1] & ~firsts[1:]).tolist() if len(at) else []:

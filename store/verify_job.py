@@ -36,9 +36,11 @@ _PUBLISHED: Final = (
     (JobSlot.ROUND_CHECK_START, "round_check_start"),
     (JobSlot.ROUND_NO, "round_no"),
     (JobSlot.OP_CURSOR, "op_cursor"),
+    (JobSlot.SEQUENCE, "sequence"),
     (JobSlot.HALF_CURSOR, "half_cursor"),
+    (JobSlot.SEQUENCE, "sequence"),
 )
-_USED_SLOTS: Final = (*range(17), *range(JobSlot.TOTALS, JobSlot.TOTALS + len(TOTALS)))
+_USED_SLOTS: Final = (*range(JobSlot.SEQUENCE + 1), *range(JobSlot.TOTALS, JobSlot.TOTALS + len(TOTALS)))
 GENERATION_NAMES: Final = ("statetable", "topics", *NUMBERED, "catalogue")
 
 
@@ -223,19 +225,32 @@ class JobSide:
 
     def _check_page_alone(self) -> None:
         page = self.page
-        low = self.checkpoint["ledger"]["low_water"] if self.checkpoint else [0, 0, 0]
         wanted = [
-            (JobSlot.GENERATION, (self.generation,), "the generation in force"),
-            (JobSlot.ROW_BEGIN, (self.table.begin // ROW.itemsize,), "the first row of the state table"),
-            (JobSlot.LOG_LOW_WATER, (low[0], 0), "the checkpoint's low-water mark"),
-            (JobSlot.HALF_LOW_WATER, (low[1], 0), "the checkpoint's low-water mark"),
-            (JobSlot.OP_LOW_WATER, (low[2], 0), "the checkpoint's low-water mark"),
+            (JobSlot.GENERATION, self.generation, "the generation in force"),
+            (JobSlot.ROW_BEGIN, self.table.begin // ROW.itemsize, "the first row of the state table"),
         ]
-        for slot, values, what in wanted:
-            if int(page[slot]) not in values:
-                self.findings.add(self.page_path, slot * 8, f"{int(page[slot])} is not {what} ({values[0]})")
+        for slot, value, what in wanted:
+            if int(page[slot]) != value:
+                self.findings.add(self.page_path, slot * 8, f"{int(page[slot])} is not {what} ({value})")
+        self._check_low_water()
         if page[JobSlot.EPOCH] < 1:
             self.findings.add(self.page_path, JobSlot.EPOCH * 8, "the epoch is less than 1")
+
+    def _check_low_water(self) -> None:
+        """Low-water marks are the ledger's. A rebuild begins a new ledger, while what was published before stays published."""
+        assert self.replay is not None
+        low = self.checkpoint["ledger"]["low_water"] if self.checkpoint else [0, 0, 0]
+        rows, segment = self.geometry.state_rows_per_file, self.geometry.commit_log_segment_bytes
+        marker = self.replay.marker
+        for slot, noted, most, unit in (
+            (JobSlot.LOG_LOW_WATER, low[0], 1 << 62, segment),
+            (JobSlot.HALF_LOW_WATER, low[1], int(marker["half_cursor"]) + rows, rows),
+            (JobSlot.OP_LOW_WATER, low[2], int(marker["op_cursor"]), 1),
+        ):
+            value = int(self.page[slot])
+            older = self.generation > 1 and noted <= value <= most and value % unit == 0
+            if value not in (0, noted) and not older:
+                self.findings.add(self.page_path, slot * 8, f"{value} is not the checkpoint's low-water mark ({noted})")
 
     # --- derived files against the redo log ---
     def compare(self, edge: EdgeFiles) -> None:
@@ -429,14 +444,14 @@ class JobSide:
         wanted["tags_code"][kind == RedoKind.HOLE] = 0
         found = files.records(ENTRY, low, end)
         at = queue_offset_of(self.replay.position[places]) - low
-        self._compare_known(files, low, found, at[known], wanted[known], edge)
+        self._compare_known(files, low, found, at[known], wanted=wanted[known], log_begin=edge.log.begin)
         rest = np.ones(end - low, bool)
         rest[at[known]] = False
         self._check_unknown(files, low, found, np.flatnonzero(rest), edge)
 
-    def _compare_known(self, files: SegmentFiles, low: int, found: Array, at: Ints, wanted: Array, edge: EdgeFiles) -> None:
+    def _compare_known(self, files: SegmentFiles, low: int, found: Array, at: Ints, *, wanted: Array, log_begin: int) -> None:
         assert ENTRY.fields is not None
-        in_log = wanted["commit_log_offset"] >= edge.log.begin
+        in_log = wanted["commit_log_offset"] >= log_begin
         for name in ENTRY.names or ():
             differs = found[name][at] != wanted[name]
             if name == "tags_code":

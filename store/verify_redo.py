@@ -120,12 +120,11 @@ class RedoScan:
         if begin == 0 or self._batch_at(begin) >= 0:
             return begin
         # Retention took the beginning of the batch that ran over into the first file: its marker, which ends right before the
-        # first whole batch, reaches back before the file.
+        # first whole batch, lies partly before the file or counts entries that do.
         first = self._next_valid(begin)
-        rest = first - MARKER_ENTRIES
-        if first >= 0 and any(slot == rest and at < begin for at, slots in self._candidates.items() for slot in slots):
-            return first
-        return begin
+        marker = first - MARKER_ENTRIES
+        before = [at for at, slots in self._candidates.items() if marker in slots]
+        return first if first >= 0 and (marker < begin or min(before, default=begin) < begin) else begin
 
     def _behind_damage(self, at: int) -> int:
         """The next valid batch behind a place that is none: then that place is damage, otherwise the log ends there. -1 = ends."""
@@ -230,7 +229,7 @@ class Replay:
         slots = np.repeat(scan.starts[first:stop] - begins, counts) + np.arange(len(entries))
         kinds, numbers = (entries["tag"] >> KIND_SHIFT).astype(np.int64), entries["tag"] & NUMBER_MASK
         markers = np.concatenate([scan.markers[first - 1 : first] if first else self._before, scan.markers[first:stop]])
-        self._check_entries(entries, kinds, numbers, slots, batch, markers)
+        self._check_entries(entries, kinds, numbers, slots, batch=batch, markers=markers)
         if not self.scan.damaged:
             self._check_counts(_counts(kinds, entries["position"], batch, stop - first), markers, first)
         self._apply_images(entries, kinds, numbers, slots, markers["half_cursor"][:-1][batch])
@@ -241,7 +240,7 @@ class Replay:
         for slot in slots[chosen].tolist():
             self.files.add(slot * REDO.itemsize + at, reason)
 
-    def _check_entries(self, entries: Array, kinds: Ints, numbers: Ints, slots: Ints, batch: Ints, markers: Array) -> None:
+    def _check_entries(self, entries: Array, kinds: Ints, numbers: Ints, slots: Ints, *, batch: Ints, markers: Array) -> None:
         self._wrong(slots, (kinds < 1) | (kinds > 11), 7, "an entry of a kind that does not exist")
         of_op = (kinds == RedoKind.MESSAGE) | (kinds == RedoKind.QUARANTINE_OP)
         limit = np.where(of_op, markers["op_cursor"][1:][batch], markers["half_cursor"][1:][batch])

@@ -134,12 +134,8 @@ def _check_slot(path: Path, slots: Any, at: int, edge: EdgeSide, findings: Findi
             key = frames.decode_properties(content[body_end:]).get(frames.DEDUP_KEY)
         except ValueError:
             key = None
-        wanted = (
-            b""
-            if key is None
-            else blake2b(int(head["group_no"]).to_bytes(4, "little", signed=True) + key.encode(), digest_size=16).digest()
-        )
-        if digest != wanted:
+        group_no = int(head["group_no"]).to_bytes(4, "little", signed=True)
+        if key is None or digest != blake2b(group_no + key.encode(), digest_size=16).digest():
             findings.add(path, at * SLOT.size, f"the digest is not that of the key of half {half}")
         if int(slots["stored_at_s"][at]) != int(head["stored_at_ms"]) // 1000:
             findings.add(path, at * SLOT.size + 24, f"stored_at_s is not that of half {half}")

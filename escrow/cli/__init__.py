@@ -19,7 +19,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from escrow import __version__
-from escrow.cli import exits, store
+from escrow.cli import config, exits, run, store
+from escrow.settings import SettingsError
 
 if TYPE_CHECKING:
     from escrow.cli.exits import Subparsers
@@ -37,7 +38,7 @@ class Command(Protocol):
         """Does the work; returns an exit code."""
 
 
-COMMANDS: tuple[Command, ...] = (store,)
+COMMANDS: tuple[Command, ...] = (run, config, store)
 
 # Third-party modules that come with the server extra. A command that misses one of them needs that extra.
 SERVER_MODULES = frozenset({"numpy"})
@@ -48,6 +49,8 @@ Escrow holds a message until its producer's local transaction is decided.
 
 EPILOG = """\
 examples:
+  escrow run                      start the service; Ctrl-C stops it
+  escrow config show              every setting and where it came from
   escrow store verify DIR         is this data directory sound?
   escrow store dump DIR --state   look at the rows of the state table
   escrow store --help             all tools for a data directory
@@ -77,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if args.traceback:
             traceback.print_exc()
-        print(f"escrow: {message}", file=sys.stderr)
+        for line in message.splitlines():
+            print(f"escrow: {line}", file=sys.stderr)
         return exits.ERROR
     return code
 
@@ -105,6 +109,8 @@ def _explain(error: Exception) -> str | None:
         if (error.name or "").partition(".")[0] in SERVER_MODULES:
             return "this command needs the server parts: pip install 'escrow[server]'"
         return None
+    if isinstance(error, SettingsError):
+        return str(error)
     if isinstance(error, OSError):
         return ": ".join(str(part) for part in (error.filename, error.strerror) if part) or str(error)
     # A StoreError can only have been raised where store.errors is loaded, so nothing has to be imported to know one.

@@ -250,9 +250,7 @@ def run_restore(args: argparse.Namespace) -> int:
 def _add_tool(
     tools: Subparsers, name: str, tool: Callable[[argparse.Namespace], int], *, summary: str, teaches: str
 ) -> argparse.ArgumentParser:
-    parser = tools.add_parser(
-        name, help=summary, description=teaches, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = tools.add_parser(name, help=summary, description=teaches, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(tool=tool)
     return parser
 

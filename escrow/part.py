@@ -1,0 +1,22 @@
+"""`python -m escrow.part PARENT MODULE [ARGUMENT …]`: run a module as a part of the service; it dies with its parent.
+
+The supervisor starts its parts through here, so that a supervisor that was killed leaves none of them behind.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+from escrow.processes import die_with_parent
+
+
+def main() -> None:
+    parent, module = int(sys.argv[1]), sys.argv[2]
+    die_with_parent(parent)
+    sys.argv = [module, *sys.argv[3:]]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Small operations on columns that numpy has no fast form of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+def distinct(values: npt.NDArray[Any]) -> list[int]:
+    """The distinct values, ascending: the few files or queues that many places lie in. np.unique would hash every place."""
+    if not len(values):
+        return []
+    low, high = int(values.min()), int(values.max())
+    if high - low > 4 * len(values) + 1024:
+        return [int(value) for value in np.unique(values)]
+    return (np.flatnonzero(np.bincount(values - low)) + low).tolist()
+
+
+def last_of_each(numbers: Ints) -> Ints:
+    """Where each number stands last. numpy promises no order when an index repeats, so repeats are taken out first."""
+    if len(numbers) < 2 or bool((np.diff(numbers) > 0).all()):
+        return np.arange(len(numbers))
+    order = np.argsort(numbers, kind="stable")
+    ordered = numbers[order]
+    return order[np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))]

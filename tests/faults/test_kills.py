@@ -1,0 +1,204 @@
+"""SIGKILL at every named failpoint and at random instants; afterwards the store must be what its users were told.
+
+A *life* is one store with several kills, some of them during the recovery from the one before. Replay a failing life with
+ESCROW_SEED=<the seed that the failure names>; the kills at random instants are then at about the same places, the others at the very same.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from store import disk
+from tests.support.check_store import check_store
+from tests.support.children import Child, Teller
+from tests.support.history import History
+from tests.support.seeds import KILLS_PER_LIFE, SEED, fast_directory
+from tests.support.world import World, open_edge, open_job, settle_all, small_tables
+
+ACTIONS_PER_CHILD = 120
+SHARDS = 6
+#: Children that may miss their failpoint before the test gives up: what they play is random.
+ATTEMPTS = 4
+OPENING = "opening"
+RECOVERING = "recovering"
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """Where a child dies: at the nth pass through a failpoint."""
+
+    point: str
+    action: str
+    nth: int = 1
+    favourites: frozenset[str] = frozenset()
+
+    def arm(self) -> None:
+        disk.arm(self.point, self.action, self.nth)
+
+
+# --- what there is to kill at ---------------------------------------------------------------------------------------------
+@functools.cache
+def failpoints() -> dict[str, dict[str, int]]:
+    """Every failpoint that a long workload passes: by name, how often in which kind of action."""
+    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+
+    def note(passed: dict[str, int], during: str) -> None:
+        for point, passes in passed.items():
+            found[point][during] += passes
+        passed.clear()
+
+    with fast_directory() as place, small_tables(), disk.recording() as passed:
+        root, rng, history = place / "store", Random(SEED), History()
+        world = World(root)
+        note(passed, OPENING)
+        for number in range(700):
+            if number % 100 == 99:
+                world.drop()
+                passed.clear()
+                world = World(root)
+                note(passed, RECOVERING)
+            action = world.choose(rng, history)
+            if action is not None:
+                history.intend(action)
+                history.acknowledge(action, world.perform(action))
+                note(passed, type(action).__name__)
+        world.drop()
+    return {point: dict(during) for point, during in found.items()}
+
+
+def ways(point: str) -> list[str]:
+    return ["kill", "kill-after", *(["torn"] if point.endswith((".write", ".replace")) else [])]
+
+
+def aims() -> list[Aim]:
+    """Every failpoint, every way to die at it, at its first pass."""
+    return [
+        Aim(point, way, 1, frozenset(during))
+        for point, during in sorted(failpoints().items())
+        for way in ways(point)
+    ]
+
+
+# --- children -------------------------------------------------------------------------------------------------------------
+def acting(root: Path, seed: int, aim: Aim | None) -> Callable[[Teller], None]:
+    """Opens the store and plays until it dies, or for so many actions."""
+
+    def main(teller: Teller) -> None:
+        if aim is not None:
+            aim.arm()
+        rng = Random(seed)
+        world = World(root)
+        for _ in range(ACTIONS_PER_CHILD):
+            action = world.choose(rng, teller.history, aim.favourites if aim is not None else frozenset())
+            if action is not None:
+                teller.play(action, world.perform)
+        world.drop()
+
+    return main
+
+
+def recovering(root: Path, aim: Aim) -> Callable[[Teller], None]:
+    """Opens the store, settles what is there, and ends without a word."""
+
+    def main(teller: Teller) -> None:
+        aim.arm()
+        edge = open_edge(root)
+        job = open_job(root)
+        settle_all(job, 1 << 20, teller.history.now_ms)
+        job.checkpoint()
+        edge.checkpoint()
+
+    return main
+
+
+def run(history: History, main: Callable[[Teller], None]) -> bool:
+    """Run a child to its end; whether it was killed."""
+    with Child(history, main) as child:
+        child.finish()
+        return child.was_killed
+
+
+def run_for(history: History, main: Callable[[Teller], None], events: int, spin_us: int) -> bool:
+    """Run a child and kill it some microseconds after it told so many things."""
+    with Child(history, main) as child:
+        for number, _ in enumerate(child.events(), 1):
+            if number == events:
+                until = time.perf_counter_ns() + spin_us * 1000
+                while time.perf_counter_ns() < until:
+                    pass
+                child.kill()
+        return child.was_killed
+
+
+# --- tests ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_kill_at_every_failpoint(fast_path: Path, shard: int) -> None:
+    """Each failpoint in each way, on a store that has seen some life; then the same point again while recovering."""
+    for number, aim in enumerate(aims()[shard::SHARDS]):
+        for attempt in range(ATTEMPTS):
+            seed = (SEED * 100 + shard) * 1000 + number * ATTEMPTS + attempt
+            try:
+                if _kill_once(fast_path / f"{number}-{attempt}", aim, seed):
+                    break
+            except Exception as error:
+                raise AssertionError(f"ESCROW_SEED={SEED}, shard {shard}, {aim}, attempt {attempt}: {error}") from error
+        else:
+            pytest.fail(f"ESCROW_SEED={SEED}: never reached {aim}")
+
+
+def _kill_once(root: Path, aim: Aim, seed: int) -> bool:
+    history, rng = History(), Random(seed)
+    if OPENING not in aim.favourites:
+        run_for(history, acting(root, seed, None), rng.randint(20, 150), 0)
+        check_store(root, history, rng)
+    killed = run(history, acting(root, seed + 1, aim))
+    if killed and RECOVERING in aim.favourites:
+        run(history, recovering(root, aim))
+    check_store(root, history, rng)
+    shutil.rmtree(root)
+    return killed
+
+
+def test_lives_of_kills(fast_path: Path, life_seed: int, record_property: Callable[[str, object], None]) -> None:
+    """One store, many kills: at any pass through any failpoint and at random instants, during recovery too."""
+    rng, history, root = Random(life_seed), History(), fast_path / "store"
+    kills, last = 0, "nothing"
+    try:
+        for number in range(KILLS_PER_LIFE * 3):
+            if kills >= KILLS_PER_LIFE:
+                break
+            seed = life_seed * 1000 + number
+            if rng.random() < 0.3:
+                last = f"kill at random, child seed {seed}"
+                kills += run_for(history, acting(root, seed, None), rng.randint(1, 200), rng.randint(0, 4000))
+            else:
+                aim = _any_aim(rng)
+                last = f"{aim}, child seed {seed}"
+                kills += run(history, acting(root, seed, aim))
+            while rng.random() < 0.4:
+                aim = _any_aim(rng, RECOVERING)
+                last += f", then {aim}"
+                kills += run(history, recovering(root, aim))
+            check_store(root, history, rng)
+    except Exception as error:
+        raise AssertionError(f"ESCROW_SEED={life_seed}, after {kills} kills, {last}: {error}") from error
+    record_property("kills", kills)
+    assert kills >= KILLS_PER_LIFE, f"ESCROW_SEED={life_seed}: only {kills} kills"
+
+
+def _any_aim(rng: Random, during: str = "") -> Aim:
+    points = sorted(point for point, where in failpoints().items() if not during or during in where)
+    point = rng.choice(points)
+    where = failpoints()[point]
+    passes = where[during] if during else sum(where.values()) // 7
+    return Aim(point, rng.choice(ways(point)), rng.randint(1, max(1, min(passes, 60))), frozenset(where))
+
