@@ -28,9 +28,9 @@ def die_with_parent(parent: int) -> None:
 
 
 def session_members(session: int) -> list[int]:
-    """Processes of a session that are still alive; only its leader's group where there is no /proc."""
+    """Processes of a session that are still alive; where there is no /proc, its first group as a negative number."""
     if not (_PROC / "self" / "stat").exists():
-        return [session] if _group_alive(session) else []
+        return [-session] if _group_alive(session) else []
     members = []
     for name in os.listdir(_PROC):
         if name.isdigit():
@@ -60,8 +60,6 @@ def kill_session(session: int, timeout_s: float = 2.0) -> int:
         for process in members:
             with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
-        with contextlib.suppress(OSError):
-            os.killpg(session, signal.SIGKILL)
         if not members or time.monotonic() > deadline:
             return len(killed)
         time.sleep(0.01)

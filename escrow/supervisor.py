@@ -122,6 +122,7 @@ class Part:
     was_ready: bool = False
     starts: int = 0
     quick_deaths: int = 0
+    pumps: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
     def pid(self) -> int:
@@ -184,29 +185,20 @@ class Supervisor:
         keepers = [
             asyncio.create_task(self._keep(part, before)) for part, before in zip(self.parts, [None, *self.parts], strict=False)
         ]
-        others = [asyncio.create_task(self._stopping.wait()), asyncio.create_task(self._tell_ready())]
+        stopping = asyncio.create_task(self._stopping.wait())
         try:
-            while True:
-                done, _ = await asyncio.wait([*keepers, *others], return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    if task.exception() is not None:
-                        raise task.exception() or GiveUp("")
-                if self._stopping.is_set():
-                    return OK
-                others = [task for task in others if not task.done()]
+            done, _ = await asyncio.wait([*keepers, stopping], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                await task  # raises what ended it
+            return OK
         except GiveUp as error:
             self._say(str(error))
             return FAILED
         finally:
             self._stopping.set()
-            for task in (*keepers, *others):
+            for task in (*keepers, stopping):
                 task.cancel()
-            await asyncio.gather(*keepers, *others, return_exceptions=True)
-
-    async def _tell_ready(self) -> None:
-        for part in self.parts:
-            await part.ready.wait()
-        self._say(f"ready after {time.monotonic() - self._started_s:.1f} s; stop with Ctrl-C or SIGTERM")
+            await asyncio.gather(*keepers, stopping, return_exceptions=True)
 
     # --- one part ------------------------------------------------------------------------------------------------------------
     async def _keep(self, part: Part, before: Part | None) -> None:
@@ -225,7 +217,7 @@ class Supervisor:
             part.quick_deaths = part.quick_deaths + 1 if quick else 1
             if part.quick_deaths >= self.settings.restart_deaths_max:
                 raise GiveUp(
-                    f"the {part.spec.name} died {part.quick_deaths} times in a row, giving up: {reason} (see {part.log.baseFilename})"
+                    f"the {part.spec.name} died {part.quick_deaths} times in a row, giving up: {reason}; see {part.log.baseFilename}"
                 )
             await self._back_off(part, reason)
 
@@ -239,7 +231,7 @@ class Supervisor:
     async def _live(self, part: Part) -> float:
         """One life of a part: how many seconds it was ready."""
         process = await self._spawn(part)
-        pumps = [asyncio.create_task(self._pump(part, name)) for name in ("stdout", "stderr")]
+        part.pumps = [asyncio.create_task(self._pump(part, name)) for name in ("stdout", "stderr")]
         exited = asyncio.create_task(process.wait())
         readied = asyncio.create_task(part.ready.wait())
         started_s = time.monotonic()
@@ -258,7 +250,7 @@ class Supervisor:
         finally:
             readied.cancel()
             if exited.done():
-                await self._bury(part, pumps)
+                await self._bury(part)
             else:  # the service stops: `_stop_all` waits for it, its output is still read
                 exited.cancel()
 
@@ -278,13 +270,11 @@ class Supervisor:
         part.log.line("supervisor", f"started {part.spec.module} as process {part.pid}")
         return part.process
 
-    async def _bury(self, part: Part, pumps: list[asyncio.Task[None]]) -> None:
+    async def _bury(self, part: Part) -> None:
         """After its death: what it left behind, the rest of its output, the note to the guard."""
         assert part.process is not None
         kill_session(part.pid)
-        await asyncio.wait(pumps, timeout=1.0)
-        for pump in pumps:
-            pump.cancel()
+        await _drain(part)
         self._tell_guard(f"-{part.pid}")
         part.ready.clear()
         part.log.line("supervisor", f"process {part.pid} ended: {_why(part)}")
@@ -325,6 +315,8 @@ class Supervisor:
             where += f", metrics on http://{settings.metrics_address}:{part.told['metrics_port']}/metrics"
         self._say(f"{part.spec.name} ready{where} ({took_s:.1f} s)")
         self._write_state()
+        if all(each.ready.is_set() for each in self.parts):
+            self._say(f"ready after {time.monotonic() - self._started_s:.1f} s; stop with Ctrl-C or SIGTERM")
 
     def _write_state(self) -> None:
         """For other programs: what runs where. Replaced as a whole."""
@@ -367,6 +359,7 @@ class Supervisor:
                 self._say(f"the {part.spec.name} did not stop within {timeout_s:.1f} s: killing it")
         kill_session(part.pid)
         await part.process.wait()
+        await _drain(part)
         self._tell_guard(f"-{part.pid}")
         part.log.line("supervisor", f"process {part.pid} stopped with exit code {part.process.returncode}")
         return clean
@@ -375,7 +368,8 @@ class Supervisor:
     async def _start_guard(self) -> None:
         self._guard = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "escrow.guard",
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
         )  # fmt: skip
 
     def _tell_guard(self, line: str) -> None:
@@ -391,6 +385,15 @@ class Supervisor:
                 await asyncio.wait_for(self._guard.wait(), 1.0)
             except TimeoutError:
                 self._guard.kill()
+
+
+async def _drain(part: Part) -> None:
+    """The rest of a dead part's output."""
+    if part.pumps:
+        await asyncio.wait(part.pumps, timeout=1.0)
+    for pump in part.pumps:
+        pump.cancel()
+    part.pumps = []
 
 
 def _told(text: str) -> dict[str, Any]:

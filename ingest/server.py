@@ -272,9 +272,8 @@ async def serve(settings: Settings) -> int:
     if edge.notice:
         say({"notice": edge.notice})
     say({"ready": True, "port": listening.getsockname()[1]})
-    asked = asyncio.create_task(stopped.wait())
-    await asyncio.wait([asked, edge.failed], return_when=asyncio.FIRST_COMPLETED)  # 4
-    asked.cancel()
+    edge.failed.add_done_callback(lambda _: stopped.set())
+    await stopped.wait()  # 4
     failure = edge.failed.result() if edge.failed.done() else ""
     if failure:
         complain(f"the store failed: {failure}")

@@ -1,6 +1,6 @@
 """The directory of a store: its format, its geometry, its places, its locks.
 
-    format.json                  format version, store id, geometry; written once
+    format.json                  format version, store id, geometry, CRC of these; written once
     edge.lock  job.lock          held (flock) by the writer of each side
     edge.published  job.published  see published.py
     edge.checkpoint  job.checkpoint  see edge.py, job.py
@@ -23,12 +23,13 @@ import fcntl
 import json
 import os
 import secrets
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from store import disk
-from store.errors import FormatTooNew, GeometryMismatch, NotAStore, StoreLocked, StoreUnusable
+from store.errors import Corrupt, FormatTooNew, GeometryMismatch, NotAStore, StoreLocked, StoreUnusable
 from store.records import ENTRY, ROW
 
 FORMAT_VERSION: Final = 1
@@ -102,6 +103,8 @@ class StoreDirectory:
                 f"{self.root}: format {found['escrow_format']}, this release knows up to {FORMAT_VERSION}; use the release "
                 "that wrote it, or a later one"
             )
+        if found.get("crc") != format_crc(found):
+            raise Corrupt(path, 0, "its crc does not match the rest of it: put back a copy of it, from a backup say")
         return found
 
     def _make(self, geometry: Geometry) -> dict[str, Any]:
@@ -114,6 +117,7 @@ class StoreDirectory:
             if strangers:
                 raise NotAStore(f"{self.root}: is not empty ({strangers[0]}, …) and no Escrow store; choose an empty directory")
             made = {"escrow_format": FORMAT_VERSION, "store_id": secrets.token_hex(8), "geometry": asdict(geometry)}
+            made["crc"] = format_crc(made)
             disk.replace_file(self.root / FORMAT_FILE, json.dumps(made, indent=2).encode() + b"\n", "format")
             return made
 
@@ -157,6 +161,12 @@ class StoreDirectory:
 
     def switch_generation(self, number: int) -> None:
         disk.replace_file(self.transaction / "CURRENT", self.generation(number).name.encode() + b"\n", "current")
+
+
+def format_crc(found: dict[str, Any]) -> str:
+    """CRC-32 of all of format.json but `crc` itself: as JSON with sorted keys and one blank behind each comma and colon."""
+    rest = {name: value for name, value in found.items() if name != "crc"}
+    return f"{zlib.crc32(json.dumps(rest, sort_keys=True).encode()):08x}"
 
 
 class Lock:

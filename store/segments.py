@@ -83,7 +83,7 @@ class SegmentedFile:
         self._starts = starts
 
     def _start_of(self, name: str) -> int:
-        if len(name) != NAME_DIGITS or not name.isdecimal() or int(name) % self.segment_bytes:
+        if len(name) != NAME_DIGITS or not (name.isascii() and name.isdecimal()) or int(name) % self.segment_bytes:
             raise ForeignFile(
                 f"{self.directory / name}: not a segment of this store (names are {NAME_DIGITS} digits, "
                 f"multiples of {self.segment_bytes}); move it elsewhere"

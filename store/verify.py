@@ -28,8 +28,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from store.directory import FORMAT_FILE, StoreDirectory
-from store.errors import StoreError
+from store.directory import FORMAT_FILE, StoreDirectory, format_crc
+from store.errors import Corrupt, StoreError
 from store.verify_edge import EdgeSide
 from store.verify_files import Findings, Problem, Report, check_names
 from store.verify_job import JobSide
@@ -51,7 +51,10 @@ def verify(path: Path, quick: bool = False) -> Report:
 
     Raises StoreError where `path` cannot be read as a store at all.
     """
-    directory = StoreDirectory(path)
+    try:
+        directory = StoreDirectory(path)
+    except Corrupt as error:
+        return Report([Problem(Path(error.file), error.offset, error.reason)])
     report, quiet = _look(directory, quick)
     if report.problems and not quiet:
         # A writer may have been in the middle of something: what is really wrong is still wrong the second time.
@@ -82,6 +85,7 @@ def _check_format(directory: StoreDirectory, findings: Findings) -> None:
     try:
         version = json.loads(content)["escrow_format"]
         made = {"escrow_format": version, "store_id": directory.store_id, "geometry": asdict(directory.geometry)}
+        made["crc"] = format_crc(made)
         good = content == json.dumps(made, indent=2).encode() + b"\n"
         good = good and len(directory.store_id) == 16 and int(directory.store_id, 16) >= 0 and version >= 1
     except (ValueError, TypeError) as error:

@@ -269,11 +269,14 @@ class JobSide:
         assert self.replay is not None
         replay = self.replay
         missing = np.flatnonzero(~replay.imaged)
-        for row in missing[:50].tolist():
+        # A rebuild after retention begins with the rest of a file: rows before the first that the redo log still knows stay NONE.
+        prefix = int(np.argmax(replay.imaged)) if replay.imaged.any() else 0
+        if self.scan.begin and 0 < prefix < self.geometry.state_rows_per_file:
+            known = self.table.records(ROW, replay.row_begin, replay.row_begin + prefix)
+            missing = missing[(missing >= prefix) | (known != np.zeros(1, ROW))[np.minimum(missing, prefix - 1)]]
+        for row in missing.tolist():
             at = (row + replay.row_begin) * ROW.itemsize
             self.table.add(at, f"row {row + replay.row_begin} has no image in the redo log: a rebuild would lose it")
-        if len(missing):
-            return
         pending, wanted = replay.pending(), marker_pending(replay.marker)
         if pending != wanted and len(self.scan.markers):
             at = int(self.scan.starts[-1] + self.scan.counts[-1]) * REDO.itemsize + 88

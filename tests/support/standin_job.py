@@ -1,0 +1,80 @@
+"""A job without Spark: `python -m tests.support.standin_job --config …`. Settles with the real rules over the real files.
+
+STANDIN, a comma-separated list, makes it misbehave:
+    child      starts a process of its own that outlives it, in a process group of its own (as Spark's workers do)
+    stubborn   ignores SIGTERM
+    refuse     cannot start: says why, exit code 1
+    mute       never gets ready
+    brief      ends by itself as soon as it is ready, exit code 3
+    noisy      writes a lot to both outputs
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from checker.decisions import Tick
+from checker.policy import Policy
+from escrow.settings import from_arguments
+from store.dictionary import Dictionary
+from store.job import JobStore
+from store.presence import Presence
+from store.wake import EDGE_WAKE, JOB_WAKE, Sleeper, Waker
+from streaming.settle import Settler, read_feed
+
+
+def main() -> int:
+    habits = set(os.environ.get("STANDIN", "").split(","))
+    if "refuse" in habits:
+        print("escrow job: no room for Spark: make some", file=sys.stderr)
+        return 1
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN if "stubborn" in habits else lambda *_: stop.set())
+    if "child" in habits:
+        child = [sys.executable, "-c", "import time; time.sleep(600)"]
+        subprocess.Popen(child, process_group=0, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if "mute" in habits:
+        stop.wait()
+        return 0
+    return settle(habits, stop)
+
+
+def settle(habits: set[str], stop: threading.Event) -> int:
+    settings = from_arguments()
+    root, policy = settings.store_dir, Policy.from_ms(**settings.policy_values())
+    with JobStore(root) as job:
+        settler, sleeper, waker = Settler(job, policy), Sleeper(root / JOB_WAKE), Waker(root / EDGE_WAKE)
+        presence, dictionary = Presence(root / "presence"), Dictionary(root / "dictionary")
+        if "noisy" in habits:
+            print("x" * 200_000, file=sys.stderr)
+            print("out " * 50_000)
+        print(json.dumps({"ready": True}), flush=True)
+        if "brief" in habits:
+            return 3
+        round_at_ms = 0
+        while not stop.is_set():
+            sleeper.wait(0.02)
+            now_ms = time.time_ns() // 1_000_000
+            feed = read_feed(job.log, job.marker.half_cursor, job.marker.op_cursor)
+            settler.settle(feed, now_ms)
+            if now_ms >= round_at_ms:
+                round_at_ms = now_ms + settings.check_interval_ms
+                dictionary.refresh()
+                live = presence.live(now_ms, settings.presence_ttl_ms, len(dictionary.groups))
+                tick = Tick(now_ms, job.marker.round_no + 1, now_ms, ops_caught_up=True)
+                for _ in settler.check_round(tick, live):
+                    pass
+            job.heartbeat(now_ms)
+            waker.wake()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

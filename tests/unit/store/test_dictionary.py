@@ -1,0 +1,91 @@
+"""The dictionary: a number for each name, never given twice, durable before it is used."""
+
+from __future__ import annotations
+
+import pytest
+
+from store import disk
+from store.dictionary import Dictionary
+from store.errors import IllegalName, InvalidRecord, StoreUnusable
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "dictionary"
+
+
+def test_numbers_grow_from_0_for_each_kind_and_survive(path):
+    dictionary = Dictionary(path, writable=True)
+    assert [dictionary.add_group(name) for name in ("a", "b", "a")] == [0, 1, 0]
+    assert [dictionary.add_topic(name) for name in ("x", "a")] == [0, 1]
+    dictionary.close()
+    again = Dictionary(path, writable=True)
+    assert (again.groups, again.topics, again.queues) == (["a", "b"], ["x", "a"], [4, 4])
+    assert (again.group_no("b"), again.topic_no("a"), again.group_no("x"), again.topic_no("b")) == (1, 1, None, None)
+    assert again.add_group("c") == 2
+
+
+def test_case_65_aa_and_bb_have_numbers_of_their_own(path):
+    dictionary = Dictionary(path, writable=True)
+    assert (dictionary.add_group("Aa"), dictionary.add_group("BB")) == (0, 1)
+    assert (dictionary.add_topic("Aa"), dictionary.add_topic("BB")) == (0, 1)
+
+
+def test_a_name_is_durable_before_its_number_is_known(path):
+    dictionary = Dictionary(path, writable=True)
+    with disk.recording() as passed:
+        dictionary.add_group("a")
+    assert passed == {"dictionary.write": 1, "dictionary.flush": 1}
+    disk.arm("dictionary.flush", "EIO")
+    with pytest.raises(StoreUnusable):
+        dictionary.add_group("b")
+    disk.arm(None)
+    assert dictionary.group_no("b") is None
+
+
+def test_a_reader_learns_names_that_were_added(path):
+    dictionary = Dictionary(path, writable=True)
+    reader = Dictionary(path)
+    dictionary.add_topic("t", 7)
+    assert reader.topics == []
+    reader.refresh()
+    assert (reader.topics, reader.queues) == (["t"], [7])
+
+
+@pytest.mark.parametrize("queues", [0, 65, -1])
+def test_a_topic_has_1_to_64_queues(path, queues):
+    dictionary = Dictionary(path, writable=True)
+    with pytest.raises(InvalidRecord, match="between 1 and 64"):
+        dictionary.add_topic("t", queues)
+    assert dictionary.topics == []
+    assert dictionary.add_topic("most", 64) == 0
+
+
+def test_the_number_of_queues_is_fixed_when_the_topic_is_made(path):
+    dictionary = Dictionary(path, writable=True, default_queues=3)
+    dictionary.add_topic("t")
+    dictionary.add_topic("t", 9)
+    assert dictionary.queues == [3]
+
+
+def test_illegal_names_get_no_number(path):
+    dictionary = Dictionary(path, writable=True)
+    for add in (dictionary.add_group, dictionary.add_topic):
+        with pytest.raises(IllegalName):
+            add("a b")
+    with pytest.raises(IllegalName):
+        dictionary.add_topic("RMQ_SYS_TRANS_HALF_TOPIC")
+    assert (dictionary.groups, dictionary.topics) == ([], [])
+
+
+def test_a_torn_name_is_cut_and_its_number_given_to_the_next(path):
+    dictionary = Dictionary(path, writable=True)
+    dictionary.add_group("kept")
+    size = path.stat().st_size
+    dictionary.add_group("torn")
+    dictionary.close()
+    with path.open("r+b") as file:
+        file.truncate(size + 5)
+    again = Dictionary(path, writable=True)
+    assert again.groups == ["kept"]
+    assert again.add_group("other") == 1
