@@ -425,7 +425,7 @@ class Settings:
         most=_DAY_MS,
     )
     restart_deaths_max: int = _key(
-        "restartDeathsMax", "count", "6", "Quick deaths in a row after which the supervisor gives up.", least=1, most=1_000
+        "restartDeathsMax", "count", "6", "Quick deaths in a row after which the supervisor gives up.", least=1, most=1_000_000
     )
 
     file: Path | None = field(default=None, compare=False)

@@ -214,16 +214,15 @@ class Supervisor:
             if code == USELESS_EXIT or (not part.was_ready and code is not None and code > 0):
                 raise GiveUp(f"the {part.spec.name} cannot start: {reason}")
             quick = ready_s < self.settings.restart_quick_ms / 1000
-            part.quick_deaths = part.quick_deaths + 1 if quick else 1
+            part.quick_deaths = part.quick_deaths + 1 if quick else 0
             if part.quick_deaths >= self.settings.restart_deaths_max:
-                raise GiveUp(
-                    f"the {part.spec.name} died {part.quick_deaths} times in a row, giving up: {reason}; see {part.log.baseFilename}"
-                )
+                times, log = part.quick_deaths, part.log.baseFilename
+                raise GiveUp(f"the {part.spec.name} died {times} times in a row, giving up: {reason}; see {log}")
             await self._back_off(part, reason)
 
     async def _back_off(self, part: Part, reason: str) -> None:
         settings = self.settings
-        wait_ms = min(settings.restart_backoff_ms << (part.quick_deaths - 1), settings.restart_backoff_max_ms)
+        wait_ms = min(settings.restart_backoff_ms << max(part.quick_deaths - 1, 0), settings.restart_backoff_max_ms)
         self._say(f"the {part.spec.name} died ({reason}); starting it again in {wait_ms / 1000:g} s")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), wait_ms / 1000)

@@ -160,9 +160,11 @@ class Edge:
         await self._committer.close()
         self._checks.close()
         self._presence.close()
-        await asyncio.get_running_loop().run_in_executor(None, self.store.close)
-        if self._waker is not None:
-            self._waker.close()
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self.store.close)
+        finally:
+            if self._waker is not None:
+                self._waker.close()
 
     # --- halves and messages -------------------------------------------------------------------------------------------------
     async def prepare(self, messages: Sequence[Message]) -> list[str]:

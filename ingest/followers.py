@@ -26,6 +26,7 @@ ENTRIES_AT_ONCE: Final = 4096
 _OPS_AT_ONCE: Final = 1 << 18
 #: The op cursor is noted at least this often, so that a restart has few ops to read.
 _NOTE_OPS: Final = 1 << 18
+_NEVER: Final = 1 << 62
 _REASON_MASK: Final = (1 << REASON_SHIFT) - 1
 _OP_OF_STATE: Final = {State.DISCARDED_MAX: OpKind.DISCARD_MAX, State.DISCARDED_EXPIRED: OpKind.DISCARD_EXPIRED}
 
@@ -38,6 +39,7 @@ class Followers:
         self._topics: TopicReader | None = None
         #: Halves that were resumed, and the op end behind the resume.
         self._resumed: dict[int, int] = {}
+        self._resumes_seen_at = _NEVER
         self.discarded = self.passed_over = self.reopened = 0
 
     def recover(self) -> None:
@@ -47,24 +49,28 @@ class Followers:
         while first < stop:
             until = min(stop, first + _OPS_AT_ONCE)
             ops = log.ops(first, until)
-            for op in ops[ops["kind"] == int(OpKind.RESUME)]:
-                self._resumed[int(op["half_offset"])] = int(op["op_offset"]) + 1
+            resumes = ops[ops["kind"] == int(OpKind.RESUME)]
+            self._remember(dict(zip(resumes["half_offset"].tolist(), (resumes["op_offset"] + 1).tolist(), strict=True)))
             first = until
         log.close()
 
     def news(self, page_of: TopicReader) -> bool:
         """Is there anything to do? Cheap: asked at every look."""
         page = page_of.page
-        moved = page[JobSlot.OP_CURSOR] - self._cursors[cursor.PROPOSAL_OPS] >= _NOTE_OPS
+        op_cursor = page[JobSlot.OP_CURSOR]
         return (
-            moved
+            op_cursor >= min(self._resumes_seen_at, self._cursors[cursor.PROPOSAL_OPS] + _NOTE_OPS)
             or page[JobSlot.PROPOSAL_END] > self._cursors[cursor.PROPOSAL]
             or page[JobSlot.QUARANTINE_END] > self._cursors[cursor.QUARANTINE]
         )
 
     def resumed(self, half_offsets: list[int]) -> None:
         """These were resumed just now; their ops are in the log."""
-        self._resumed.update(dict.fromkeys(half_offsets, self._store.op_end))
+        self._remember(dict.fromkeys(half_offsets, self._store.op_end))
+
+    def _remember(self, resumed: dict[int, int]) -> None:
+        self._resumed.update(resumed)
+        self._resumes_seen_at = min(self._resumed.values(), default=_NEVER)
 
     def take(self) -> None:
         """Everything that is there."""
@@ -85,6 +91,7 @@ class Followers:
             self._propose(queue.read(first, stop)["tags_code"].tolist())
             self._cursors[cursor.PROPOSAL] = first = stop
         self._resumed = {half: behind for half, behind in self._resumed.items() if behind > op_cursor}
+        self._remember({})
         self._cursors[cursor.PROPOSAL_OPS] = max(self._cursors[cursor.PROPOSAL_OPS], op_cursor)
 
     def _propose(self, tags: list[int]) -> None:

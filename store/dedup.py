@@ -108,16 +108,19 @@ class Dedup:
         return None
 
     def put(self, group_no: int, key: str, known: Known) -> None:
-        """Remember a key; the newest half of a key counts."""
-        self._turn(known.stored_at_s)
+        """Remember a key, for which `ensure` made room; the newest half of a key counts."""
         self._tables[-1].put(digest_of(group_no, key), known)
 
-    def _turn(self, now_s: int) -> None:
+    def ensure(self, count: int, now_s: int) -> None:
+        """Make room for so many new keys: before they are in the log, so that remembering them cannot meet a full disk."""
         last = self._tables[-1] if self._tables else None
-        full = last is not None and last.used * 2 >= last.slots
-        if last is not None and not full and (not last.used or now_s - last.oldest_s <= max(self._window_s // 4, 1)):
+        full = last is not None and (last.used + count) * 2 > last.slots
+        aged = last is not None and last.used and now_s - last.oldest_s > max(self._window_s // 4, 1)
+        if not count or (last is not None and not full and not aged):
             return
         slots = min(last.slots * 2, SLOTS_MAX) if last is not None and full else SLOTS_MIN
+        while slots < count * 2:
+            slots *= 2
         number = int(last.path.name) + 1 if last is not None else 0
         path = self._directory / f"{number:0{NAME_DIGITS}d}"
         disk.create_segment(path, slots * SLOT.size, "dedup")

@@ -159,6 +159,7 @@ class EdgeStore:
                 firsts = {offset: number for number, offset in reversed(list(enumerate(offsets))) if offset >= self.half_end}
                 fresh = sorted(firsts.values())
                 heads, tails = heads[fresh], [tails[number] for number in fresh]
+            self.dedup.ensure(len(keys), now_ms // 1000)
             ticket = self._append_fresh(heads, tails) if len(heads) else self.log.end
             self._remember(_Unflushed(ticket, {}, keys))
             return Appended(offsets, ticket)
@@ -450,7 +451,16 @@ class EdgeStore:
         if self._on_publish is not None:
             self._on_publish()
         if mark[0] - self._checkpointed >= self.checkpoint_bytes:
+            self._try_checkpoint(mark[0])
+
+    def _try_checkpoint(self, log_end: int) -> None:
+        """A checkpoint now and then. Without room for it the log is whole all the same, only the next recovery takes longer."""
+        try:
             self.write_checkpoint(clean=False)
+        except FlushFailed:
+            raise
+        except StoreUnusable:
+            self._checkpointed = log_end - self.checkpoint_bytes * 3 // 4
 
     def heartbeat(self, now_ms: int) -> None:
         self.page[EdgeSlot.HEARTBEAT_MS] = now_ms
@@ -492,10 +502,13 @@ class EdgeStore:
         job = PublishedPage(path, JOB_MAGIC)
         log_low, half_low, op_low = (job[slot] for slot in (JobSlot.LOG_LOW_WATER, JobSlot.HALF_LOW_WATER, JobSlot.OP_LOW_WATER))
         with self._append_lock:
-            first_open = self._first_open()
-            half_low = min(half_low, first_open)
-            if first_open < self.half_end:
-                log_low = min(log_low, self.half_queue.entry(first_open)[0])
+            # Whatever was said of a half since the job looked (a resume, and an end after it) pins it for one more cycle.
+            first = max(job[JobSlot.MARKS_OP_CURSOR], self.op_queue.begin)
+            named = self.op_queue.read(first, self.op_end)["tags_code"]
+            pinned = int(np.min(named[named >= 0], initial=self.half_end))
+            half_low = min(half_low, pinned)
+            if self.half_queue.begin <= pinned < self.half_end:
+                log_low = min(log_low, self.half_queue.entry(pinned)[0])
             # From here on no op about an earlier half is accepted, so that the job may remove its row.
             self.page[EdgeSlot.HALF_BEGIN] = max(self.page[EdgeSlot.HALF_BEGIN], half_low)
         # The checkpoint remembers what is gone, and recovery reads nothing before it again.
@@ -509,19 +522,6 @@ class EdgeStore:
             }
             self.page[EdgeSlot.LOG_BEGIN], self.page[EdgeSlot.OP_BEGIN] = self.log.file.begin, self.op_queue.begin
         return removed
-
-    def _first_open(self) -> int:
-        """The first half that is open and can be read: an operator may have resumed it since the job looked."""
-        begin = max(self.page[EdgeSlot.HALF_BEGIN], self.half_queue.begin)
-        marks = np.frombuffer(self.ends_table.file.view(begin, self.half_end - begin), np.uint8) if begin < self.half_end else ()
-        waiting = [half_offset for half_offset, (_, mark) in self._marks.items() if mark == 0]
-        for half_offset in sorted({*(np.flatnonzero(np.equal(marks, 0)) + begin).tolist(), *waiting}):
-            try:
-                if self.end_of(half_offset) == 0 and self._half_head(half_offset):
-                    return half_offset
-            except (Corrupt, IndexError):
-                continue
-        return self.half_end
 
     def close(self) -> None:
         """Flush, note a clean exit, let go of the lock."""

@@ -190,6 +190,7 @@ class JobStore:
             self.redo = RedoLog(self.directory.redo_log(), shape.redo_entries_per_file, writable=True)
             self.page = PublishedPage(root / "job.published", JOB_MAGIC, writable=True)
             self.recovery = JobRecovery()
+            self.generation = 0
             self._failed: StoreUnusable | None = None
             self._recover(rebuild, progress)
         except BaseException:
@@ -362,6 +363,9 @@ class JobStore:
             (JobSlot.ROUND_CHECK_START, marker.round_check_start),
             (JobSlot.ROUND_NO, marker.round_no),
             (JobSlot.ROW_BEGIN, self.table.begin),
+            (JobSlot.LOG_LOW_WATER, self.ledger.log_low_water),
+            (JobSlot.HALF_LOW_WATER, self.ledger.half_low_water),
+            (JobSlot.OP_LOW_WATER, self.ledger.op_low_water),
             (JobSlot.SEQUENCE, marker.sequence),
             (JobSlot.NOW_MS, marker.now_ms),
             (JobSlot.GENERATION, self.generation),
@@ -407,14 +411,13 @@ class JobStore:
         # have accepted a resume after this side last looked), and all that it accepted before is settled.
         half_begin, (_, op_end) = self.log.page[EdgeSlot.HALF_BEGIN], self.log.ends()
         low = self.ledger.advance(self, now_ms, retention_ms)
-        marks = self.ledger
         removed = {"state": self.table.remove_before(min(half_begin, low)) if self.marker.op_cursor >= op_end else 0}
         self.checkpoint()
         removed["redo"] = self._retain_redo()
         removed["topics"] = self._retain_topics()
-        self.page[JobSlot.ROW_BEGIN] = self.table.begin
-        self.page[JobSlot.HALF_LOW_WATER], self.page[JobSlot.OP_LOW_WATER] = marks.half_low_water, marks.op_low_water
-        self.page[JobSlot.LOG_LOW_WATER] = marks.log_low_water
+        # The marks may have gone back: their cursor is published last, so that the edge never takes old marks for new ones.
+        self._publish()
+        self.page[JobSlot.MARKS_OP_CURSOR] = self.marker.op_cursor
         return removed
 
     def _retain_redo(self) -> int:
@@ -451,11 +454,15 @@ class JobStore:
             self._release_files()
             self._lock.release()
 
+    def _close_generation(self) -> None:
+        if self.generation:
+            self.table.close()
+            self.catalogue.close()
+            for queue in self._queues.values():
+                queue.close()
+
     def _release_files(self) -> None:
-        self.table.close()
-        self.catalogue.close()
-        for queue in self._queues.values():
-            queue.close()
+        self._close_generation()
         self.redo.close()
         self.log.close()
 
@@ -511,6 +518,7 @@ class JobStore:
         self._ends: dict[int, int] = {}
         self._begins: dict[int, int] = {}
         self._unflushed = 0
+        self._first_row = 0
 
     def _resume_from(self, state: dict[str, Any], progress: Progress) -> str:
         """Steps 2 and 4 from a checkpoint; "" or why it cannot be trusted."""
@@ -553,6 +561,8 @@ class JobStore:
     def _apply_window(self, window: list[redo_log.RedoBatch]) -> None:
         if window:
             entries = window[0].entries if len(window) == 1 else np.concatenate([batch.entries for batch in window])
+            if self._first_row:
+                entries = entries[redo_log.about(entries, self._first_row, 0)]
             self._apply(entries, self.marker, window[-1].marker)
             self.redo.end = window[-1].end
             self.recovery.entries_replayed += len(entries)
@@ -562,7 +572,11 @@ class JobStore:
         self.recovery.clean, self.recovery.rebuilt, self.recovery.reason = False, True, reason
         number = current + 1
         shutil.rmtree(self.directory.generation(number), ignore_errors=True)
+        self._close_generation()
         self._open_generation(number, Marker(), Ledger(self.directory.geometry))
+        # Batches that are kept for later rows may speak of rows that retention has removed: they stay removed.
+        rows = self.directory.geometry.state_rows_per_file
+        self._first_row = self.log.page[EdgeSlot.HALF_BEGIN] // rows * rows
         start = self.redo.first_batch()
         self._replay(start, 0 if start == 0 else None, progress)
         if self.table.pending != self.marker.pending:
@@ -594,4 +608,3 @@ class JobStore:
         for name in sorted(os.listdir(self.directory.transaction)):
             if name.startswith("generation-") and name != self.root.name:
                 shutil.rmtree(self.directory.transaction / name, ignore_errors=True)
-

@@ -22,6 +22,7 @@ aligned 8-byte word. Slot 0 holds the magic. A writer changes a slot only after 
                                                    16 row_begin        first row of the state table
                                                    17 tick             counted up when the job's source shall offer a batch
                                                    18 sequence         of the last batch that was applied
+                                                   19 marks_op_cursor  the low-water marks know of the ops before it
                                                    20-27 totals, in the order of `redo_log.TOTALS`
 
 Order matters in one place: an op's half is visible whenever the op is. The writer publishes half_end first, a reader reads
@@ -67,7 +68,8 @@ class JobSlot:
         ROW_BEGIN,
         TICK,
         SEQUENCE,
-    ) = range(1, 19)
+        MARKS_OP_CURSOR,
+    ) = range(1, 20)
     TOTALS = 20
 
 

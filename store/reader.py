@@ -215,10 +215,18 @@ class TopicReader:
     def follow(self) -> bool:
         """Reopen if the generation changed; find queues that are new. True when reopened."""
         if self.page[JobSlot.GENERATION] != self.generation:
+            self.close()
             self._open()
             return True
         self.catalogue.refresh()
         return False
+
+    def close(self) -> None:
+        """Let go of the generation's files. Views that were handed out stay readable."""
+        self.catalogue.close()
+        self.table.close()
+        for queue in self._queues.values():
+            queue.close()
 
     def queue(self, name: str) -> ConsumeQueue:
         """`topics/<topic_no>/<queue_id>`, `check`, `proposal`, `discard` or `quarantine`."""

@@ -311,11 +311,16 @@ class RedoLog:
         self.file.close()
 
 
-def speaks_of(entries: np.ndarray[Any, Any], first_half: int, first_op: int) -> bool:
-    """Whether any of these entries is about a row from first_half on or an ordinary message from first_op on."""
+def about(entries: np.ndarray[Any, Any], first_half: int, first_op: int) -> Any:
+    """Which of these entries are about a row from first_half on, or about an op from first_op on."""
     kinds, numbers = kinds_of(entries), numbers_of(entries)
     of_op = (kinds == RedoKind.MESSAGE) | (kinds == RedoKind.QUARANTINE_OP)
-    return bool((numbers >= np.where(of_op, first_op, first_half)).any())
+    return numbers >= np.where(of_op, first_op, first_half)
+
+
+def speaks_of(entries: np.ndarray[Any, Any], first_half: int, first_op: int) -> bool:
+    """Whether any of these entries is `about` something that is still there."""
+    return bool(about(entries, first_half, first_op).any())
 
 
 def require_batches(log: RedoLog, start: int, stop: int, sequence: int | None) -> Iterator[RedoBatch]:

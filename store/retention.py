@@ -80,21 +80,21 @@ class Ledger:
                     self.log_touch[number] = max(self.log_touch.get(number, 0), after.now_ms)
 
     def advance(self, job: JobStore, now_ms: int, retention_ms: int) -> int:
-        """Move the low-water marks as far as the rules allow, never back. Returns the first row that must stay, as of now."""
+        """Work out the low-water marks as the rules say now. They may go back: a discarded half that was resumed counts anew.
+        Returns the first row that must stay."""
         oldest = now_ms - retention_ms
-        half_low = self._half_low(job, oldest)
-        self.half_low_water = max(self.half_low_water, half_low)
-        self.log_low_water = max(self.log_low_water, self._log_low(job, oldest))
+        self.half_low_water = self._half_low(job, oldest)
+        self.log_low_water = self._log_low(job, oldest)
         queue = job.log.op_queue
         queue.file.refresh()  # the edge removes files at its front
-        self.op_low_water = max(self.op_low_water, self.first_kept(queue, queue.begin, job.marker.op_cursor))
+        self.op_low_water = self.first_kept(queue, queue.begin, job.marker.op_cursor)
         for touches, low in (
             (self.log_touch, self.log_low_water // self._geometry.commit_log_segment_bytes),
             (self.state_touch, self.half_low_water // self._geometry.state_rows_per_file),
         ):
             for number in [number for number in touches if number < low]:
                 del touches[number]
-        return half_low
+        return self.half_low_water
 
     def _half_low(self, job: JobStore, oldest_ms: int) -> int:
         size = self._geometry.state_rows_per_file

@@ -165,6 +165,7 @@ class EdgeSide(EdgeFiles):
         self.op_queue = SegmentFiles(directory.op_queue(), queue_bytes, findings)
         self.ends = SegmentFiles(directory.ends(), ends.SEGMENT_BYTES, findings)
         self.half_begin, self.op_begin = self.half_queue.begin // ENTRY.itemsize, self.op_queue.begin // ENTRY.itemsize
+        self.half_floor = max(int(self.page[EdgeSlot.HALF_BEGIN]), self.half_begin)
         self._prepare()
 
     def _prepare(self) -> None:
@@ -345,6 +346,10 @@ class EdgeSide(EdgeFiles):
         """Names in the properties must be the dictionary's; the tags code that of the tags."""
         prefixes: dict[tuple[int, int], bytes] = {}
         columns = (heads[name].tolist() for name in ("group_no", "topic_no", "body_bytes", "properties_bytes", "tags_code"))
+        start = int(offsets[0]) - int(offsets[0]) % self.log.segment_bytes
+        segment = self.log.segment(start)
+        assert segment is not None, "a block of frames lies in one segment"
+        raw = memoryview(segment.data)
         for offset, group_no, topic_no, body, size, code in zip(offsets.tolist(), *columns, strict=True):
             prefix = prefixes.get((group_no, topic_no))
             if prefix is None:
@@ -352,14 +357,13 @@ class EdgeSide(EdgeFiles):
                     continue
                 own = {frames.PGROUP: self.groups[group_no], frames.REAL_TOPIC: self.topics[topic_no]}
                 prefix = prefixes[group_no, topic_no] = frames.encode_properties(own)
-            content = self.log.read(offset + HALF_HEAD.itemsize + body, size).tobytes()
-            if content == prefix and not code:
+            at = offset - start + HALF_HEAD.itemsize + body
+            content = bytes(raw[at : at + size])
+            if not code and content.startswith(prefix) and b"TAGS\x01" not in content:
                 continue
             self._check_properties(offset, offset + HALF_HEAD.itemsize + body, content, prefix, code)
 
     def _check_properties(self, offset: int, at: int, content: bytes, prefix: bytes, code: int) -> None:
-        if content.startswith(prefix) and not code and b"TAGS\x01" not in content:
-            return
         try:
             properties = frames.decode_properties(content)
         except ValueError:

@@ -50,6 +50,10 @@ class EdgeFiles:
     log: SegmentFiles
     op_queue: SegmentFiles
     op_begin: int
+    #: Ids of halves before it are gone.
+    half_floor: int
+    #: Number of queues of each topic, by topic_no.
+    queues: list[int]
     tags_at: Callable[[Ints], Ints]
     frames_known: Callable[[Ints, Ints], Any]
 
@@ -258,22 +262,20 @@ class JobSide:
         if not self.present or not self.comparable:
             return
         assert self.replay is not None
-        self._compare_pending()
+        self._compare_pending(edge.half_floor)
         self._compare_table()
         for name in NUMBERED:
             self._compare_numbered(name, edge)
         self._compare_topics(edge)
         self._check_directories()
 
-    def _compare_pending(self) -> None:
+    def _compare_pending(self, half_floor: int) -> None:
         assert self.replay is not None
         replay = self.replay
         missing = np.flatnonzero(~replay.imaged)
-        # A rebuild after retention begins with the rest of a file: rows before the first that the redo log still knows stay NONE.
-        prefix = int(np.argmax(replay.imaged)) if replay.imaged.any() else 0
-        if self.scan.begin and 0 < prefix < self.geometry.state_rows_per_file:
-            known = self.table.records(ROW, replay.row_begin, replay.row_begin + prefix)
-            missing = missing[(missing >= prefix) | (known != np.zeros(1, ROW))[np.minimum(missing, prefix - 1)]]
+        if self.scan.begin:
+            # A rebuild after retention begins with the rest of a file: of the rows before it, whose ids are gone, no image is left.
+            missing = missing[missing + replay.row_begin >= half_floor]
         for row in missing.tolist():
             at = (row + replay.row_begin) * ROW.itemsize
             self.table.add(at, f"row {row + replay.row_begin} has no image in the redo log: a rebuild would lose it")
@@ -327,6 +329,7 @@ class JobSide:
         """(rows, which of them are known) of halves."""
         assert self.replay is not None
         known = (numbers >= self.replay.row_begin) & (numbers < self.replay.half_cursor)
+        known[known] = self.replay.imaged[numbers[known] - self.replay.row_begin]
         rows = np.zeros(len(numbers), ROW)
         rows[known] = self.replay.rows[numbers[known] - self.replay.row_begin]
         return rows, known
@@ -402,6 +405,12 @@ class JobSide:
                 self.catalogue.add(0, f"topic queue {topic_queue_name(*topic_of_key(key))} is not in the catalogue")
             return 0
         begin, end, slot = self.extents[key]
+        topic_no, queue_id = topic_of_key(key)
+        if topic_no >= len(edge.queues) or queue_id >= edge.queues[topic_no]:
+            self.catalogue.add(slot, f"topic {topic_no}, queue {queue_id}: no such queue")
+            return 0
+        if not len(places) and not self.scan.begin and self.clean:
+            self.catalogue.add(slot, f"topic {topic_no}, queue {queue_id}: the redo log knows nothing of it")
         newest_end = int(offsets.max()) + 1 if len(offsets) else 0
         if end < sure_end or (len(offsets) and end > newest_end):
             self.catalogue.add(slot + 16, f"the queue ends at {end}, the redo log says {newest_end}")

@@ -62,6 +62,8 @@ class RedoScan:
     def __init__(self, files: SegmentFiles) -> None:
         self.files = files
         self.damaged = False
+        #: Slots where a batch should begin and does not, and why.
+        self.damage: list[tuple[int, str]] = []
         starts: list[int] = []
         slots: list[int] = []
         raw: list[bytes] = []
@@ -138,6 +140,7 @@ class RedoScan:
             "a batch whose CRC does not match" if at in self._candidates else "not a batch: no marker that counts these entries"
         )
         self.files.add(at * REDO.itemsize, reason)
+        self.damage.append((at, reason))
         self.damaged = True
 
     def entries(self, first: int, stop: int) -> Array:
@@ -346,7 +349,7 @@ class Replay:
         order = np.argsort(numbers, kind="stable")
         numbers = numbers[order]
         self.places[name] = Places(int(numbers[0]), about[order], states[order], of_op[order])
-        if len(numbers) != numbers[-1] - numbers[0] + 1:
+        if len(numbers) != numbers[-1] - numbers[0] + 1 and not self.scan.damaged:
             self.scan.damaged = True
             self.files.add(
                 0 if self.scan.begin == 0 else self.scan.begin * REDO.itemsize, f"places in the {name} queue are not consecutive"

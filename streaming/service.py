@@ -91,7 +91,8 @@ class JobService:
     def start(self, spark: SparkSession, checkpoint: Path) -> None:
         """Start the query at the store's cursor."""
         spark.dataSource.register(EscrowSource)
-        spark.streams.addListener(ProgressListener(self.metrics))
+        self._spark, self._listener = spark, ProgressListener(self.metrics)
+        spark.streams.addListener(self._listener)
         marker = self.store.marker
         stream = spark.readStream.format(FORMAT).options(
             root=str(self.settings.store_dir),
@@ -152,10 +153,10 @@ class JobService:
         with self._lock:
             self._close()
 
-    @staticmethod
-    def _stop_query(query: StreamingQuery) -> None:
+    def _stop_query(self, query: StreamingQuery) -> None:
         with contextlib.suppress(Exception):  # the JVM may be gone, or too slow: the store is closed all the same
             query.stop()
+            self._spark.streams.removeListener(self._listener)
 
     def _close(self) -> None:
         if self._closed:

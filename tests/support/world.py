@@ -89,6 +89,7 @@ class World:
         self.root = root
         self._edge = open_edge(root) if edge else None
         self._job = open_job(root) if job else None
+        self._reader: TopicReader | None = None
 
     @property
     def edge(self) -> EdgeStore:
@@ -185,7 +186,11 @@ class World:
         return rng.choices(fitting, weights)[0][3](rng, history, now_ms)
 
     def _topics(self) -> TopicReader | None:
-        return TopicReader(self.edge.directory) if (self.root / "job.published").exists() else None
+        if self._reader is None and (self.root / "job.published").exists():
+            self._reader = TopicReader(self.edge.directory)
+        elif self._reader is not None:
+            self._reader.follow()
+        return self._reader
 
     def _think_ask(self, _rng: Random, history: History, now_ms: int) -> Ask | None:
         topics = self._topics()

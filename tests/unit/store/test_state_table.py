@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+from store import disk
 from store.directory import Geometry
 from store.records import ROW, State, pack_word
 from store.state_table import StateTable, count_states
@@ -98,8 +99,6 @@ def test_rows_of_a_removed_file_are_left_alone(table):
 
 
 def test_only_touched_files_are_flushed(table):
-    from store import disk
-
     table.flush()
     table.set_words(np.array([70]), np.array([0], np.uint32))
     with disk.recording() as passed:

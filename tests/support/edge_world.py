@@ -1,0 +1,150 @@
+"""An edge core in this event loop, the settling job beside it, and a clock that tests move.
+
+async with world(tmp_path) as w:
+    (id,) = await w.edge.prepare([w.message()])
+    w.settle(); w.round()          # what the streaming job does
+    await w.until(lambda: …)       # what the edge makes of it
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from checker.decisions import Tick
+from checker.policy import Policy
+from escrow.settings import Settings, load
+from ingest.core import Edge, EndRequest
+from store.dictionary import Dictionary
+from store.frames import Message
+from store.job import JobStore
+from store.presence import Presence
+from store.reader import LogReader
+from store.records import OpKind, check_count_of, state_of
+from store.wake import EDGE_WAKE, Waker
+from streaming.settle import Settler, read_feed
+
+T0_MS = 1_800_000_000_000
+SMALL = (
+    "commitLogSegmentSize=1MiB",
+    "maxBodySize=64KiB",
+    "tranStateTableMapedFileSize=24000",
+    "tranRedoLogMapedFileSize=200000",
+    "logQueueEntriesPerFile=4096",
+    "topicQueueEntriesPerFile=1024",
+)
+
+
+def settings_for(root: Path, *flags: str) -> Settings:
+    return load(None, [*SMALL, f"dataDir={root}", *flags], {})
+
+
+@dataclass(slots=True)
+class World:
+    root: Path
+    flags: tuple[str, ...] = ()
+    now_ms: int = T0_MS
+    edge: Edge = field(init=False)
+    job: JobStore = field(init=False)
+
+    @property
+    def settings(self) -> Settings:
+        return settings_for(self.root, *self.flags)
+
+    async def open(self) -> None:
+        await self.open_edge()
+        self.open_job()
+
+    async def open_edge(self) -> None:
+        self.edge = Edge(self.settings, now_ms=lambda: self.now_ms)
+        await self.edge.open()
+
+    def open_job(self) -> None:
+        self.job = JobStore(self.settings.store_dir)
+        self.settler = Settler(self.job, Policy.from_ms(**self.settings.policy_values()))
+
+    settler: Settler = field(init=False)
+
+    async def restart_edge(self) -> None:
+        await self.edge.close()
+        await self.open_edge()
+
+    async def close(self) -> None:
+        self.job.close()
+        await self.edge.close()
+
+    # --- producers ---
+    @staticmethod
+    def message(group: str = "g", topic: str = "t", body: bytes = b"body", **rest: Any) -> Message:
+        return Message(group, topic, body, **rest)
+
+    async def half(self, group: str = "g", **rest: Any) -> str:
+        (id,) = await self.edge.prepare([self.message(group, **rest)])
+        return id
+
+    async def end(self, id: str, outcome: str, group: str = "g", **rest: Any) -> str:
+        (answer,) = await self.edge.end([EndRequest(group, id, outcome, **rest)])
+        return answer.verdict
+
+    async def poll(self, group: str = "g", member: str = "m", count: int = 32, wait_s: float = 0.0) -> list[str]:
+        """The ids asked about; the hand-over is counted."""
+        async with self.edge.poll_checks(group, member, count, wait_s) as handover:
+            return [self.edge.id_of(request) for request in handover.requests]
+
+    # --- the job ---
+    def settle(self) -> None:
+        feed = read_feed(self.job.log, self.job.marker.half_cursor, self.job.marker.op_cursor)
+        self.settler.settle(feed, self.now_ms)
+
+    def round(self, after_ms: int = 30_000) -> None:
+        """Time passes, ops are settled, a round is decided, the edge is woken."""
+        self.now_ms += after_ms
+        self.settle()
+        groups = len(Dictionary(self.settings.store_dir / "dictionary").groups)
+        live = Presence(self.settings.store_dir / "presence").live(self.now_ms, self.settings.presence_ttl_ms, groups)
+        for _ in self.settler.check_round(Tick(self.now_ms, self.job.marker.round_no + 1, self.now_ms, True), live):
+            pass
+        self.wake()
+
+    def wake(self) -> None:
+        waker = Waker(self.settings.store_dir / EDGE_WAKE)
+        waker.wake()
+        waker.close()
+
+    def row(self, half_offset: int) -> tuple[int, int]:
+        """(state, check_count) of a row, after settling."""
+        import numpy as np
+
+        self.settle()
+        word = int(self.job.table.get(np.array([half_offset]))["word"][0])
+        return state_of(word), check_count_of(word)
+
+    def ops(self) -> list[tuple[OpKind, int]]:
+        """(kind, half_offset) of every op that is flushed."""
+        log = LogReader(self.edge.store.directory)
+        found = [(OpKind(op["kind"]), int(op["half_offset"])) for op in log.ops(0, log.ends()[1])]
+        log.close()
+        return found
+
+    async def until(self, true: Callable[[], Any], timeout_s: float = 5.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not true():
+                await asyncio.sleep(0.002)
+
+    async def waiting(self, count: int) -> None:
+        """Until the edge has that many check requests to hand over."""
+        await self.until(lambda: self.edge._checks.figures()["requests_waiting"] == count)
+
+
+@asynccontextmanager
+async def world(root: Path, *flags: str) -> AsyncIterator[World]:
+    made = World(root, flags)
+    await made.open()
+    try:
+        yield made
+    finally:
+        await made.close()
