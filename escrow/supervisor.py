@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import importlib.util
 import json
 import logging
@@ -28,7 +29,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +41,7 @@ OK, FAILED = 0, 2
 USELESS_EXIT: Final = 2
 JAVA_MIN: Final = 17
 STATE_FILE: Final = "supervisor.json"
+LOCK_FILE: Final = "supervisor.lock"
 _LINE_MAX_BYTES: Final = 64 << 10
 #: Of stopTimeout: what the job may take, and what is kept for killing.
 _JOB_SHARE: Final = 0.55
@@ -50,15 +52,16 @@ _JAVA_REMEDY: Final = "install a Java runtime, 17 or newer (Debian: apt install 
 
 @dataclass(frozen=True, slots=True)
 class PartSpec:
-    """One part: its name, the module that is run, the setting that its port is fixed with once it has one."""
+    """One part: its name, the module that is run, and which ports it tells when it is ready, with the setting of each: a part
+    that is started again gets the ports that it had."""
 
     name: str
     module: str
-    port_key: str = ""
+    ports: tuple[tuple[str, str], ...] = ()
 
 
-EDGE: Final = PartSpec("edge", "ingest.server", "listenPort")
-JOB: Final = PartSpec("job", "streaming.job")
+EDGE: Final = PartSpec("edge", "ingest.server", (("port", "listenPort"), ("metrics_port", "edgeMetricsPort")))
+JOB: Final = PartSpec("job", "streaming.job", (("metrics_port", "jobMetricsPort"),))
 
 
 class GiveUp(Exception):
@@ -248,17 +251,18 @@ class Supervisor:
             return time.monotonic() - ready_at_s if part.ready.is_set() else 0.0
         finally:
             readied.cancel()
-            if exited.done():
+            if process.returncode is not None:
                 await self._bury(part)
-            else:  # the service stops: `_stop_all` waits for it, its output is still read
+            else:  # the service stops: `_stop_all` sees to the part, its output is still read
                 exited.cancel()
 
     async def _spawn(self, part: Part) -> asyncio.subprocess.Process:
         part.ready.clear()
         part.told, part.error = {}, ""
         arguments = list(self._arguments)
-        if part.spec.port_key and "port" in part.told_before:
-            arguments += ["--set", f"{part.spec.port_key}={part.told_before['port']}"]
+        for told, key in part.spec.ports:
+            if part.told_before.get(told):
+                arguments += ["--set", f"{key}={part.told_before[told]}"]
         part.starts += 1
         part.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "escrow.part", str(os.getpid()), part.spec.module, *arguments,
@@ -430,4 +434,26 @@ def run(settings: Settings, specs: Sequence[PartSpec] = (EDGE, JOB), say: Callab
     async def supervise() -> int:
         return await Supervisor(settings, specs, say).run()
 
-    return asyncio.run(supervise())
+    with _only_one(settings.data_dir) as holder:
+        if holder:
+            say(
+                f"{settings.data_dir}: process {holder} runs Escrow with this data directory; stop it first, or use another dataDir"
+            )
+            return FAILED
+        return asyncio.run(supervise())
+
+
+@contextlib.contextmanager
+def _only_one(data_dir: Path) -> Iterator[str]:
+    """Holds the data directory's lock; gives "" or, where another process has it, who."""
+    with open(data_dir / LOCK_FILE, "a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            yield lock.read().strip() or "unknown"
+            return
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield ""

@@ -148,7 +148,7 @@ class CheckDelivery:
     def _load(self, topics: TopicReader, first: int, stop: int) -> None:
         entries = topics.queue("check").read(first, stop)
         half_offsets = entries["tags_code"].astype(np.int64)
-        rows = topics.table.get(half_offsets)
+        rows = topics.rows(half_offsets)
         attempts = (check_count_of(rows["word"]) + 1).tolist()
         woken = set()
         for at in np.flatnonzero(state_of(rows["word"]) == int(State.PREPARED)).tolist():

@@ -288,9 +288,10 @@ class Committer:
 
     def _give_up(self, error: Exception) -> None:
         reason = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
-        self._loop.call_soon_threadsafe(self._set_failed, reason)
+        self._loop.call_soon_threadsafe(self.fail, reason)
 
-    def _set_failed(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
+        """In the event loop: nothing is taken any more, and the process must be started again."""
         if not self.failed.done():
             self.failed.set_result(reason)
 

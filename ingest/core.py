@@ -36,7 +36,7 @@ from store.cursor import Cursors
 from store.directory import Geometry
 from store.edge import EdgeStore, End
 from store.ends import Answer, Verdict
-from store.errors import Corrupt
+from store.errors import Corrupt, StoreError
 from store.frames import Message
 from store.presence import Presence
 from store.progress import Progress, no_progress
@@ -137,7 +137,15 @@ class Edge:
             self._start(loop_of())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.append(asyncio.get_running_loop().create_task(work))
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A loop never ends by itself: if it does, the edge is not whole any more."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._closing:
+            self._committer.fail(f"{type(error).__name__}: {error}" if not isinstance(error, StoreError) else str(error))
 
     @property
     def failed(self) -> asyncio.Future[str]:
@@ -326,7 +334,7 @@ class Edge:
         except (Corrupt, IndexError):
             return {"id": id, "half_offset": half_offset, "state": State.QUARANTINED.name}
         topics = self._checks.topics()
-        word = int(topics.table.get(np.array([half_offset]))["word"][0]) if topics is not None else 0
+        word = int(topics.rows(np.array([half_offset]))["word"][0]) if topics is not None else 0
         return {
             "id": id,
             "half_offset": half_offset,

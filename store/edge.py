@@ -46,6 +46,7 @@ from store.records import ENTRY, IMMUNITY_MAX_S, NO_POSITION, QUEUE_OFFSET_BITS,
 MAX_BODY_BYTES: Final = 4 << 20
 PROPERTIES_ROOM_BYTES: Final = 32 << 10
 _NO_HALF: Final = -1
+_NO_HEAD: Final = (-1,) * 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +311,10 @@ class EdgeStore:
         except IndexError:
             return Answer(Verdict.REFUSED, "gone", State.NONE), None
         except Corrupt:
-            return Answer(Verdict.REFUSED, "quarantined", State.QUARANTINED), None
+            # It went bad after it was settled. Only the checker may still end it, or it would stay pending and pin its files.
+            if end.kind not in (OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED):
+                return Answer(Verdict.REFUSED, "quarantined", State.QUARANTINED), None
+            head = _NO_HEAD
         group_no, topic_no, queue_id = head[11], head[12], head[13]
         if end.group is not None and self.dictionary.group_no(end.group) != group_no:
             return Answer(Verdict.REFUSED, "wrong group", State.NONE), None

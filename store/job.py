@@ -111,11 +111,13 @@ class Batch:
         """Commits of quarantined halves: their place stays empty for good."""
         self._add(RedoKind.HOLE, half_offsets, words, positions)
 
-    def discard(self, half_offsets: Any, words: Any, state: int) -> None:
-        """Discard ops read back: the halves go to the discard queue with the reason, DISCARDED_MAX or DISCARDED_EXPIRED."""
-        places = self._places("discard", len(half_offsets)) | (state << REASON_SHIFT)
+    def discard(self, half_offsets: Any, words: Any, states: Ints) -> None:
+        """Discard ops read back, in log order: the halves go to the discard queue with the reason, DISCARDED_MAX or
+        DISCARDED_EXPIRED."""
+        places = self._places("discard", len(half_offsets)) | (states << REASON_SHIFT)
         self._add(RedoKind.DISCARD, half_offsets, words, places)
-        self.marker.totals[TOTAL_OF_STATE[State(state)]] += len(half_offsets)
+        for state, name in TOTAL_OF_STATE.items():
+            self.marker.totals[name] += int(np.count_nonzero(states == int(state)))
 
     def resume(self, half_offsets: Any, rows: Array, *, reopened: int) -> None:
         """Rows that are pending (again) with a new stored time; `reopened` of them were discarded before."""
@@ -508,7 +510,7 @@ class JobStore:
         self.page[JobSlot.EPOCH] += 1
 
     def _open_generation(self, number: int, marker: Marker, ledger: Ledger) -> None:
-        self.generation, self.root = number, self.directory.generation(number)
+        self.root = self.directory.generation(number)
         self.marker, self.ledger = marker, ledger
         disk.make_directory(self.root)
         shape = self.directory.geometry
@@ -519,6 +521,7 @@ class JobStore:
         self._begins: dict[int, int] = {}
         self._unflushed = 0
         self._first_row = 0
+        self.generation = number  # last: where one of its parts cannot be opened there is none to close
 
     def _resume_from(self, state: dict[str, Any], progress: Progress) -> str:
         """Steps 2 and 4 from a checkpoint; "" or why it cannot be trusted."""
@@ -583,6 +586,9 @@ class JobStore:
             reason = f"replayed to {self.table.pending} pending rows, its last marker says {self.marker.pending}"
             raise Corrupt(self.redo.file.directory, self.redo.end, reason)
         self._extend_catalogue()
+        # Messages that retention has taken from the log are not offered again.
+        self.ledger.log_low_water = max(self.log.log.file.begin, self.page[JobSlot.LOG_LOW_WATER])
+        self._retain_topics()
         self._flush_derived()
         self.directory.switch_generation(number)
 

@@ -235,6 +235,12 @@ class TopicReader:
             self._queues[name] = ConsumeQueue(self._root / name, entries, "queue")
         return self._queues[name]
 
+    def rows(self, half_offsets: Ints) -> Array:
+        """Rows of halves, as they are now; state files that were made since are found."""
+        if len(half_offsets) and int(half_offsets.max()) >= self.table.allocated:
+            self.table.file.refresh()
+        return self.table.get(half_offsets)
+
     def topic_entries(self, topic_no: int, queue_id: int, first: int, count: int) -> tuple[int, Array]:
         """(number of the first entry, entries) of a topic's queue, at most `count` from `first` on, up to its end."""
         begin, end = self.catalogue.extent(topic_no << 6 | queue_id)

@@ -34,6 +34,7 @@ from store.verify_edge import EdgeSide
 from store.verify_files import Findings, Problem, Report, check_names
 from store.verify_job import JobSide
 from store.verify_small import check_small_files
+from store.wake import EDGE_WAKE, JOB_WAKE
 
 __all__ = ["Problem", "Report", "verify"]
 
@@ -42,6 +43,7 @@ ROOT_NAMES: Final = (
     *("make.lock", "edge.lock", "job.lock"),
     *("edge.published", "job.published", "edge.checkpoint", "job.checkpoint", "edge.cursors"),
     *("dictionary", "consumers", "audit", "presence", "dedup"),
+    *(JOB_WAKE, EDGE_WAKE),
     *("commitlog", "half", "op", "ends", "transaction", "lost+found"),
 )
 

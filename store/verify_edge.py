@@ -24,6 +24,7 @@ from store.edge_recovery import CHECKPOINT
 from store.errors import IllegalName
 from store.frames import HALF_HEAD, HEAD, MAGIC, OP_HEAD, FrameKind
 from store.published import EDGE_MAGIC, EdgeSlot, JobSlot
+from store.reader import topic_queue_name
 from store.records import (
     ENTRY,
     IMMUNITY_MAX_S,
@@ -36,16 +37,17 @@ from store.records import (
     immunity_of,
     queue_key_of,
     queue_offset_of,
+    topic_of_key,
 )
 from store.redo_log import RedoKind
-from store.verify_files import Array, Findings, Ints, SegmentFiles, map_bytes, read_checked_json
+from store.verify_files import Array, Findings, Ints, SegmentFiles, map_bytes, read_checked_json, slots_of
 from store.verify_job import EdgeFiles, JobSide
 
 _HEAD: Final = struct.Struct("<IIHBBHH")
 _MAGIC: Final = MAGIC.to_bytes(2, "little")
 _BLOCK_FRAMES: Final = 1 << 18
 _UNSEEN: Final = -2
-_USED_SLOTS: Final = range(9)
+_USED_SLOTS: Final = {0, *slots_of(EdgeSlot)}
 _NOTED_SLOTS: Final = (
     (EdgeSlot.LOG_END, "log_end"),
     (EdgeSlot.HALF_END, "half_end"),
@@ -144,6 +146,9 @@ class LogWalk:
             at += 1
         return limit
 
+    def damage_begins(self, offset: int) -> bool:
+        return any(start == offset for start, _ in self.damaged)
+
     def touched_by_damage(self, offset: int) -> bool:
         return any(start <= offset < stop for start, stop in self.damaged)
 
@@ -207,7 +212,7 @@ class EdgeSide(EdgeFiles):
         self.page = slots.copy()
         if self.page[0] != EDGE_MAGIC:
             self.findings.add(self.page_path, 0, "not a published page of the edge: wrong magic")
-        for slot in range(len(_USED_SLOTS), 512):
+        for slot in sorted(set(range(512)) - _USED_SLOTS):
             if self.page[slot]:
                 self.findings.add(self.page_path, slot * 8, "a slot that nobody uses is not zero")
         if self.clean:
@@ -602,7 +607,8 @@ class EdgeSide(EdgeFiles):
                 if 0 <= offset < self.log.begin and size > 0:
                     continue
                 if self.log_walk.touched_by_damage(offset) and size > 0:
-                    self.log.add(offset, f"the frame of {what} {at} is not valid")
+                    if not self.log_walk.damage_begins(offset):
+                        self.log.add(offset, f"the frame of {what} {at} is not valid")
                 else:
                     queue.add(at * ENTRY.itemsize, f"{what} {at}: no such frame at {offset}")
 
@@ -684,11 +690,19 @@ class EdgeSide(EdgeFiles):
         if not self.log.begin and set(positions) - set(self.noted["positions"]):
             self.findings.add(self.checkpoint_path, 0, "positions of queues that never had a commit")
         if self.clean and self.job.present and self.job.comparable:
-            for key, (_, end, slot) in self.job.extents.items():
-                if end > positions.get(key, 0):
-                    self.job.catalogue.add(
-                        slot + 16, f"the queue ends at {end}, but the edge gave places up to {positions.get(key, 0)}"
-                    )
+            self._check_extents(positions)
+
+    def _check_extents(self, positions: dict[int, int]) -> None:
+        """Ends of the topic queues against the places that the edge gave out: never beyond, and equal when all ops are settled."""
+        replay = self.job.replay
+        assert replay is not None
+        settled = self.job.clean and int(replay.marker["op_cursor"]) == self.op_end and not replay.places["quarantine"].of_op.any()
+        for key in sorted(set(positions) | set(self.job.extents)):
+            _, end, slot = self.job.extents.get(key, (0, 0, 0))
+            given = positions.get(key, 0)
+            if end > given or (settled and end < given):
+                reason = f"queue {topic_queue_name(*topic_of_key(key))} ends at {end}, but the edge gave places up to {given}"
+                self.job.catalogue.add(slot + 16, reason)
 
     def _check_released(self) -> None:
         replay = self.job.replay

@@ -158,6 +158,11 @@ class SegmentFiles:
         return max(0, min(end, self.end) - self.begin)
 
 
+def slots_of(page: type) -> list[int]:
+    """Numbers of the slots that a published page names."""
+    return [slot for name, slot in vars(page).items() if name.isupper()]
+
+
 def first_nonzero(content: Bytes, at: int) -> int:
     """Where the first byte that is not zero lies, from `at` on; -1 if there is none."""
     for start in range(at, len(content), _CHUNK_BYTES):

@@ -22,7 +22,17 @@ from store.published import JOB_MAGIC, JobSlot
 from store.reader import topic_queue_name
 from store.records import ENTRY, ROW, STATE_MASK, State, queue_key_of, queue_offset_of, topic_of_key
 from store.redo_log import KIND_SHIFT, MARKER, NUMBER_MASK, REDO, TOTALS, RedoKind
-from store.verify_files import Array, Findings, Ints, SegmentFiles, check_names, list_directory, map_bytes, read_checked_json
+from store.verify_files import (
+    Array,
+    Findings,
+    Ints,
+    SegmentFiles,
+    check_names,
+    list_directory,
+    map_bytes,
+    read_checked_json,
+    slots_of,
+)
 from store.verify_redo import RedoScan, Replay, marker_pending
 
 NUMBERED: Final = ("check", "proposal", "discard", "quarantine")
@@ -40,7 +50,7 @@ _PUBLISHED: Final = (
     (JobSlot.HALF_CURSOR, "half_cursor"),
     (JobSlot.SEQUENCE, "sequence"),
 )
-_USED_SLOTS: Final = (*range(JobSlot.SEQUENCE + 1), *range(JobSlot.TOTALS, JobSlot.TOTALS + len(TOTALS)))
+_USED_SLOTS: Final = {0, *range(JobSlot.TOTALS, JobSlot.TOTALS + len(TOTALS)), *slots_of(JobSlot)}
 GENERATION_NAMES: Final = ("statetable", "topics", *NUMBERED, "catalogue")
 
 
@@ -115,7 +125,7 @@ class JobSide:
         page = content.view("<i8").copy()
         if page[0] != JOB_MAGIC:
             self.findings.add(self.page_path, 0, "not a published page of the job: wrong magic")
-        for slot in set(range(512)) - set(_USED_SLOTS):
+        for slot in sorted(set(range(512)) - _USED_SLOTS):
             if page[slot]:
                 self.findings.add(self.page_path, slot * 8, "a slot that nobody uses is not zero")
         return page
@@ -229,32 +239,19 @@ class JobSide:
 
     def _check_page_alone(self) -> None:
         page = self.page
+        low = self.checkpoint["ledger"]["low_water"] if self.checkpoint else [0, 0, 0]
         wanted = [
             (JobSlot.GENERATION, self.generation, "the generation in force"),
             (JobSlot.ROW_BEGIN, self.table.begin // ROW.itemsize, "the first row of the state table"),
+            (JobSlot.LOG_LOW_WATER, low[0], "the checkpoint's low-water mark"),
+            (JobSlot.HALF_LOW_WATER, low[1], "the checkpoint's low-water mark"),
+            (JobSlot.OP_LOW_WATER, low[2], "the checkpoint's low-water mark"),
         ]
         for slot, value, what in wanted:
             if int(page[slot]) != value:
                 self.findings.add(self.page_path, slot * 8, f"{int(page[slot])} is not {what} ({value})")
-        self._check_low_water()
         if page[JobSlot.EPOCH] < 1:
             self.findings.add(self.page_path, JobSlot.EPOCH * 8, "the epoch is less than 1")
-
-    def _check_low_water(self) -> None:
-        """Low-water marks are the ledger's. A rebuild begins a new ledger, while what was published before stays published."""
-        assert self.replay is not None
-        low = self.checkpoint["ledger"]["low_water"] if self.checkpoint else [0, 0, 0]
-        rows, segment = self.geometry.state_rows_per_file, self.geometry.commit_log_segment_bytes
-        marker = self.replay.marker
-        for slot, noted, most, unit in (
-            (JobSlot.LOG_LOW_WATER, low[0], 1 << 62, segment),
-            (JobSlot.HALF_LOW_WATER, low[1], int(marker["half_cursor"]) + rows, rows),
-            (JobSlot.OP_LOW_WATER, low[2], int(marker["op_cursor"]), 1),
-        ):
-            value = int(self.page[slot])
-            older = self.generation > 1 and noted <= value <= most and value % unit == 0
-            if value not in (0, noted) and not older:
-                self.findings.add(self.page_path, slot * 8, f"{value} is not the checkpoint's low-water mark ({noted})")
 
     # --- derived files against the redo log ---
     def compare(self, edge: EdgeFiles) -> None:
@@ -373,8 +370,10 @@ class JobSide:
     def _compare_entries(self, files: SegmentFiles, begin: int, wanted: Array, known: Any) -> None:
         assert ENTRY.fields is not None
         found = files.records(ENTRY, begin, begin + len(wanted))
+        # A rebuild leaves empty what was said of rows that retention had removed.
+        empty = ~known & (found == np.zeros(1, ENTRY))
         for name in ENTRY.names or ():
-            differs = found[name] != wanted[name]
+            differs = (found[name] != wanted[name]) & ~empty
             if name != "tags_code":
                 differs &= known
             for at in np.flatnonzero(differs).tolist():
@@ -416,7 +415,7 @@ class JobSide:
             self.catalogue.add(slot + 16, f"the queue ends at {end}, the redo log says {newest_end}")
             end = min(end, newest_end) if len(offsets) else end
         first_known = int(offsets.min()) if len(offsets) else end
-        if self.scan.begin == 0 and not self.table.begin and begin > first_known and begin > self._low_begin(key, places):
+        if begin > first_known and not self._retained(edge):
             self.catalogue.add(slot + 8, f"the queue begins at {begin}, the redo log says {first_known}")
         files = self._queue_files(topic_queue_name(*topic_of_key(key)))
         if self.clean:
@@ -432,14 +431,10 @@ class JobSide:
             self._compare_placed(files, low, end, places[chosen], edge)
         return end - begin
 
-    def _low_begin(self, key: int, places: Ints) -> int:
-        """Where retention may have moved a queue's begin to: behind the entries whose frames lie before the low-water mark."""
-        assert self.replay is not None
-        low_water = int(self.page[JobSlot.LOG_LOW_WATER])
-        rows, _ = self._rows_of(np.where(self.replay.kind[places] == RedoKind.MESSAGE, -1, self.replay.number[places]))
-        gone = rows["commit_log_offset"] < low_water
-        offsets = queue_offset_of(self.replay.position[places])
-        return int(offsets[gone].max()) + 1 if low_water and gone.any() else -1
+    def _retained(self, edge: EdgeFiles) -> bool:
+        """Whether retention has ever moved a mark: only then may a queue begin behind its first entry."""
+        low = self.checkpoint["ledger"]["low_water"] if self.checkpoint else (1,)
+        return bool(self.page[JobSlot.MARKS_OP_CURSOR] or any(low) or edge.log.begin or self.scan.begin or self.table.begin)
 
     def _compare_placed(self, files: SegmentFiles, low: int, end: int, places: Ints, edge: EdgeFiles) -> None:
         """Entries low … end - 1: what the redo log knows, exactly; the others must be holes or point at a frame."""

@@ -28,7 +28,7 @@ from checker.policy import Policy
 from store.errors import BatchBeyondCursor
 from store.job import Batch, JobStore
 from store.reader import LogReader
-from store.records import HALF, OP, ROW, State
+from store.records import HALF, OP, ROW, OpKind, State
 
 Array = np.ndarray[Any, Any]
 Ints = npt.NDArray[np.int64]
@@ -200,9 +200,10 @@ def _write_effects(batch: Batch, ops: Array, half_offsets: Ints, rows: Array, ma
 
 def _write_discards(batch: Batch, ops: Array, matched: Matched, of: Any) -> None:
     """A discarded half that was resumed in the same batch is listed as discarded too: it was."""
-    for effect, state in ((Effect.DISCARD_MAX, State.DISCARDED_MAX), (Effect.DISCARD_EXPIRED, State.DISCARDED_EXPIRED)):
-        discarded, words = of(effect)
-        batch.discard(discarded["half_offset"], words, int(state))
+    discarded, words = of(Effect.DISCARD_MAX, Effect.DISCARD_EXPIRED)
+    is_max = discarded["kind"] == int(OpKind.DISCARD_MAX)
+    states = np.where(is_max, np.int64(State.DISCARDED_MAX), np.int64(State.DISCARDED_EXPIRED))
+    batch.discard(discarded["half_offset"], words, states)
 
 
 def _write_resumes(batch: Batch, half_offsets: Ints, rows: Array, matched: Matched) -> None:

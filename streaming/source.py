@@ -16,6 +16,7 @@ begins beyond it.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,7 @@ from store.directory import StoreDirectory
 from store.published import JOB_MAGIC, JobSlot, PublishedPage
 from store.reader import LogReader
 from store.wake import JOB_WAKE, Sleeper
-from streaming.chunks import SCHEMA, Row, pack
+from streaming.chunks import CHUNK_RECORDS, SCHEMA, Row, pack
 from streaming.settle import Feed, read_feed
 
 FORMAT: Final = "escrow"
@@ -35,6 +36,30 @@ FORMAT: Final = "escrow"
 WAIT_S: Final = 2.0
 
 Offset = dict[str, int]
+
+
+class _ReadAhead(threading.Thread):
+    """Reads the next feed of a backlog while the last one is being settled in the driver: two processes, two cores."""
+
+    def __init__(self, log: LogReader, after: Feed, records_max: int) -> None:
+        super().__init__(name="read-ahead", daemon=True)
+        self.place = (after.half_stop, after.op_stop)
+        self._read = lambda: read_feed(log, *self.place, records_max)
+        self._feed: Feed | None = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._feed = self._read()
+        except BaseException as error:
+            self._error = error
+
+    def feed(self) -> Feed:
+        self.join()
+        if self._feed is None:
+            raise self._error or RuntimeError("the read-ahead ended without a feed")
+        return self._feed
 
 
 class EscrowSource(DataSource):
@@ -65,6 +90,7 @@ class EscrowReader(SimpleDataSourceStreamReader):
         self._wake_path = root / JOB_WAKE
         self._parent = os.getppid()
         self._offered: list[Row] = []
+        self._ahead: _ReadAhead | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Spark pickles the reader into every plan, for tasks that must read a range again: they open the files anew.
@@ -80,9 +106,19 @@ class EscrowReader(SimpleDataSourceStreamReader):
         if not self._news(start):
             return iter(()), start
         tick = self._job[JobSlot.TICK]
-        feed = read_feed(self._log, start["half"], start["op"], self._records_max)
+        feed = self._next_feed((start["half"], start["op"]))
         self._offered = pack(feed, tick)
         return iter(self._offered), {"half": feed.half_stop, "op": feed.op_stop, "tick": max(tick, start["tick"])}
+
+    def _next_feed(self, place: tuple[int, int]) -> Feed:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.join()  # one thread at a time reads the log
+        feed = ahead.feed() if ahead is not None and ahead.place == place else read_feed(self._log, *place, self._records_max)
+        half_end, op_end = self._log.ends()
+        if half_end - feed.half_stop >= CHUNK_RECORDS or op_end - feed.op_stop >= CHUNK_RECORDS:
+            self._ahead = _ReadAhead(self._log, feed, self._records_max)
+        return feed
 
     def readBetweenOffsets(self, start: Offset, end: Offset) -> Iterator[Row]:
         """The same records again, where Spark has lost them."""

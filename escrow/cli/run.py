@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from escrow.settings import add_arguments, load_arguments
@@ -47,10 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs until a signal."""
     from escrow import supervisor
 
-    specs = (
-        supervisor.PartSpec("edge", args.edge_module, "listenPort"),
-        supervisor.PartSpec("job", args.job_module),
-    )
+    specs = (replace(supervisor.EDGE, module=args.edge_module), replace(supervisor.JOB, module=args.job_module))
     return supervisor.run(load_arguments(args), specs, _say)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.seeds import KILLS, KILLS_PER_LIFE, REPLAY, SEED, fast_directory
+from tests.support.seeds import KILLS, KILLS_PER_LIFE, KILLS_PER_STORM, REPLAY, SEED, fast_directory
 from tests.support.world import small_tables
 
 
@@ -16,11 +16,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `life_seed` runs once for each life of a store: KILLS_PER_LIFE kills each."""
-    if "life_seed" in metafunc.fixturenames:
-        kills = metafunc.config.getoption("--kills", default=KILLS)
-        lives = 1 if REPLAY else max(1, round(kills / KILLS_PER_LIFE))
-        metafunc.parametrize("life_seed", [SEED + number for number in range(lives)])
+    """Seeds by the number of kills asked for: a `life_seed` for each KILLS_PER_LIFE, a `storm_seed` for each KILLS_PER_STORM."""
+    kills = metafunc.config.getoption("--kills", default=KILLS)
+    for name, share in (("life_seed", KILLS_PER_LIFE), ("storm_seed", KILLS_PER_STORM)):
+        if name in metafunc.fixturenames:
+            count = 1 if REPLAY else max(1, kills // share)
+            metafunc.parametrize(name, range(SEED, SEED + count))
 
 
 @pytest.fixture

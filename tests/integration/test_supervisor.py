@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -45,7 +46,7 @@ class Run:
 
     def __init__(self, data, *flags, habits="", job="tests.support.standin_job", **environ):
         self.data, self.mark = data, uuid.uuid4().hex
-        self.out = data.parent / f"{self.mark}.out"
+        self.out = next(parent for parent in data.parents if parent.is_dir()) / f"{self.mark}.out"
         sets = [word for flag in (*SMALL, *FAST, *flags) for word in ("--set", flag)]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("ESCROW_")}
         with open(self.out, "w") as out:
@@ -278,7 +279,7 @@ def test_data_directory_in_use(tmp_path):
     with running(tmp_path / "data") as run:
         state = run.ready()
         said = cannot_start(tmp_path / "data")
-        assert "is the edge of this store; stop it first" in said
+        assert f"process {run.process.pid} runs Escrow with this data directory; stop it first" in said
         assert run.state() == state, "the one that runs is not disturbed"
         with run.client() as client:
             client.prepare([HALF])
@@ -321,11 +322,11 @@ def test_java_versions(tmp_path, says, problem):
 
 
 def test_without_java_nothing_is_started(tmp_path, monkeypatch):
-    monkeypatch.setattr(supervisor.importlib.util, "find_spec", lambda _: True)
-    monkeypatch.setattr(supervisor.os, "environ", {"PATH": str(tmp_path)})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setattr(os, "environ", {"PATH": str(tmp_path)})
     from escrow.settings import load
 
-    said = []
+    said: list[str] = []
     assert supervisor.run(load(None, [f"dataDir={tmp_path}/data"], {}), say=said.append) == 2
     assert len(said) == 1
     assert "java" in said[0]

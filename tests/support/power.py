@@ -29,6 +29,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from store.segments import SegmentedFile, segment_name
+
 SECTOR = 512
 _VOLATILE = (".lock", ".wake")
 
@@ -98,15 +100,31 @@ class PowerDisk:
         names += ("rename", "replace", "unlink", "remove", "mkdir", "rmdir")
         kept = {name: getattr(os, name) for name in names}
         self._real = kept
+        mark_dirty = SegmentedFile.mark_dirty
         for name, call in kept.items():
             setattr(os, name, self._watch(name, call))
+        SegmentedFile.mark_dirty = self._watch_mapping(mark_dirty)  # type: ignore[method-assign]
         try:
             yield self
         finally:
+            SegmentedFile.mark_dirty = mark_dirty  # type: ignore[method-assign]
             for name, call in kept.items():
                 setattr(os, name, call)
 
+    def _watch_mapping(self, mark_dirty: Callable[[SegmentedFile, int], None]) -> Callable[[SegmentedFile, int], None]:
+        """A store through a mapping makes its page dirty again, even if it changes nothing; nothing but this call shows it."""
+
+        def watched(file: SegmentedFile, start: int) -> None:
+            found = self._files.get(str(file.directory / segment_name(start)))
+            if found is not None:
+                found.stuck.clear()
+            mark_dirty(file, start)
+
+        return watched
+
     def _watch(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        if name == "close":
+            return self._on_close
         handler = getattr(self, f"_on_{'unlink' if name == 'remove' else 'rename' if name == 'replace' else name}")
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -115,7 +133,7 @@ class PowerDisk:
                 if name == "open" and path is not None and self._within(path):
                     return self._track(call(*args, **kwargs))
                 return call(*args, **kwargs)
-            if name not in ("open", "close"):
+            if name != "open":
                 self._step(name, path)
             self._depth += 1
             try:
@@ -159,9 +177,9 @@ class PowerDisk:
             self._changes.append(_Change("create", path, self._files[path]))
         return fd
 
-    def _on_close(self, call: Any, _path: str, args: Any, _kwargs: Any) -> None:
-        self._open.discard(args[0])
-        call(*args)
+    def _on_close(self, fd: int) -> None:
+        self._open.discard(fd)
+        self._real["close"](fd)
 
     def _on_pwrite(self, call: Any, path: str, args: Any, _kwargs: Any) -> int:
         written: int = call(*args)

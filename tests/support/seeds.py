@@ -12,6 +12,7 @@ from pathlib import Path
 #: In continuous integration: so many kills by campaign, besides those at every failpoint.
 KILLS = 240
 KILLS_PER_LIFE = 8
+KILLS_PER_STORM = 20
 REPLAY = "ESCROW_SEED" in os.environ
 SEED = int(os.environ.get("ESCROW_SEED", "20270115"))
 

@@ -19,6 +19,7 @@ from store.consume_queue import REASON_SHIFT
 from store.directory import Geometry
 from store.edge import EdgeStore, End
 from store.ends import Answer, Verdict
+from store.errors import Corrupt
 from store.frames import Frame, Message
 from store.job import JobStore
 from store.reader import TopicReader, open_readers
@@ -224,7 +225,11 @@ class Service:
         return TopicReader(self.job.directory).queue(name).read(first, stop).copy()
 
     def group_of(self, half_offset: int) -> str:
-        return self.edge.read_half(half_offset).properties["PGROUP"]
+        """The producer group of a half; nobody's where it cannot be read."""
+        try:
+            return self.edge.read_half(half_offset).properties["PGROUP"]
+        except Corrupt:
+            return ""
 
     def row(self, half_offset: int) -> Any:
         return self.job.table.get(np.array([half_offset]))[0]

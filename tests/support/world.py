@@ -62,7 +62,7 @@ _DISCARD_KIND = {State.DISCARDED_MAX: OpKind.DISCARD_MAX, State.DISCARDED_EXPIRE
 def small_tables() -> Iterator[None]:
     """Files whose size is no part of the geometry, made small too."""
     with contextlib.ExitStack() as stack:
-        for module, name, value in ((ends, "SEGMENT_BYTES", 128), (catalogue, "SLOTS_PER_FILE", 3), (dedup, "SLOTS_MIN", 16)):
+        for module, name, value in ((ends, "SEGMENT_BYTES", 32), (catalogue, "SLOTS_PER_FILE", 3), (dedup, "SLOTS_MIN", 16)):
             stack.callback(setattr, module, name, getattr(module, name))
             setattr(module, name, value)
         yield
@@ -102,14 +102,21 @@ class World:
         return self._job
 
     def close(self) -> None:
+        self._forget_reader()
         for side in (self._job, self._edge):
             if side is not None:
                 side.close()
 
     def drop(self) -> None:
+        self._forget_reader()
         for side in (self._job, self._edge):
             if side is not None:
                 drop(side)
+
+    def _forget_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
 
     # --- doing ------------------------------------------------------------------------------------------------------------
     def perform(self, action: Action) -> Any:

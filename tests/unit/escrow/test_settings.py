@@ -68,7 +68,8 @@ def test_keys_of_rocketmq(key, field, default, given, becomes):
 def test_policy_and_geometry_take_the_values():
     settings = loaded(
         "transactionTimeOut=6001", "transactionCheckMax=3", "transactionCheckInterval=10s", "fileReservedTime=2",
-        "checkTransactionMessageEnable=false", "checkTransactionMessageAtleastInterval=60s", "role=standby", "outstandingPerGroupMax=7",
+        "checkTransactionMessageEnable=false", "checkTransactionMessageAtleastInterval=60s", "role=standby",
+        "outstandingPerGroupMax=7",
         "commitLogSegmentSize=1MiB", "maxBodySize=64KiB", "tranStateTableMapedFileSize=2400", "tranRedoLogMapedFileSize=2000",
         "logQueueEntriesPerFile=99", "topicQueueEntriesPerFile=98",
     )  # fmt: skip
@@ -123,7 +124,7 @@ def test_arguments_give_another_process_the_same_settings(tmp_path):
 
 def test_settings_are_frozen():
     with pytest.raises(FrozenInstanceError):
-        loaded().role = "standby"  # type: ignore[misc]
+        loaded().role = "standby"
 
 
 # --- values ---
@@ -267,6 +268,6 @@ def test_the_sdk_does_not_import_the_settings():
     import subprocess
     import sys
 
-    code = "import escrow, sys; print([m for m in sys.modules if m.startswith('escrow.') or m.split('.')[0] in ('store','ingest','numpy')])"
+    code = "import escrow, sys; print([m for m in sys.modules if m.startswith(('escrow.', 'store', 'ingest', 'numpy'))])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert told.stdout.strip() == "[]"

@@ -455,3 +455,34 @@ def _round_only(w):
     for _ in w.settler.check_round(tick, np.zeros(8, bool)):
         pass
     w.wake()
+
+
+def test_an_edge_that_is_older_than_the_first_state_file_sees_it(tmp_path):
+    """The edge opens the job's files while there are none yet; those made later must be found."""
+
+    async def story(w):
+        w.wake()
+        await w.until(lambda: w.edge._checks._topics is not None)
+        id = await w.half()
+        await w.poll()
+        w.round(after_ms=10_000)
+        assert await asyncio.wait_for(w.poll(wait_s=10), 10) == [id]
+        for _ in range(1_200):  # and the next state file too
+            await w.half()
+        w.edge._checks._seen("g")
+        w.round()
+        await w.waiting(1_201)
+
+    play(tmp_path, story)
+
+
+def test_a_loop_that_breaks_ends_the_edge(tmp_path):
+    async def story(w):
+        def broken():
+            raise RuntimeError("a defect")
+
+        w.edge._checks.look = broken
+        w.wake()
+        assert await asyncio.wait_for(w.edge.failed, 5) == "RuntimeError: a defect"
+
+    play(tmp_path, story)

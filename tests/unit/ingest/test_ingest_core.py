@@ -283,9 +283,9 @@ def test_a_full_disk_refuses_the_caller_and_the_edge_goes_on(tmp_path):
         id = await w.half()
         disk.arm("commitlog.create", "ENOSPC")
         body = b"x" * 60_000
+        sends = [w.half(body=body) for _ in range(40)]
         with pytest.raises(StoreUnusable, match="No space left"):
-            for _ in range(40):
-                await w.half(body=body)
+            await asyncio.gather(*sends)
         disk.arm(None)
         assert not w.edge.failed.done()
         assert await w.end(id, "commit") == "accepted"

@@ -304,3 +304,32 @@ def test_a_lock_of_our_own_process_is_seen(tmp_path):
         process.wait(10)
     with Lock(tmp_path / "data" / "store" / "edge.lock", "somebody"):
         assert str(os.getpid()) in cannot_start(tmp_path / "data")[1]
+
+
+def test_requests_of_a_member_that_hangs_up_go_to_another(tmp_path):
+    """Over real sockets: who is handed a request and cannot take it has not been asked."""
+    from tests.support.standin import Standin
+
+    flags = ("transactionTimeOut=1s", "transactionCheckInterval=1s")
+    with edge(tmp_path / "data", *flags) as (_, port), Standin(tmp_path / "data", *flags), EdgeClient(port) as client:
+        (id,) = client.prepare([HALF])
+        gone = EdgeClient(port)
+        gone.write(
+            json.dumps({"id": 1, "method": "poll_checks", "params": {"group": "g", "member": "gone", "wait_s": 30}}).encode()
+        )
+        while client.status()["checks"]["polls_waiting"] == 0:
+            pass
+        gone.close()
+        checks = []
+        while not checks:
+            checks = client.poll_checks("g", "stays", wait_s=5)
+        assert [(check["id"], check["attempt"]) for check in checks] == [(id, 1)]
+
+
+def test_connections_are_bounded(tmp_path):
+    with edge(tmp_path / "data", "maxConnections=2") as (_, port), EdgeClient(port) as first, EdgeClient(port) as second:
+        first.status()
+        second.status()
+        with EdgeClient(port) as third:
+            assert third.read()["error"]["code"] == "overloaded"
+        first.status()

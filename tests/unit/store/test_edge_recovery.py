@@ -76,7 +76,11 @@ def test_nothing_is_replayed_after_a_clean_exit(service):
     assert service.edge.recovery.clean is False  # a crash after a clean start is a crash
 
 
-@pytest.mark.parametrize("lost", [["edge.checkpoint"], ["edge.checkpoint", "half", "op", "ends", "dedup"], ["edge.published", "edge.checkpoint"]])
+@pytest.mark.parametrize(
+    "lost",
+    [["edge.checkpoint"], ["edge.checkpoint", "half", "op", "ends", "dedup"], ["edge.published", "edge.checkpoint"]],
+    ids=" ".join,
+)
 def test_what_is_derived_is_made_anew_from_the_log(service, lost):
     fill(service)
     before = snapshot(service)

@@ -20,7 +20,8 @@ class Log:
     """An end that grows, and flushes that wait until they are let through."""
 
     def __init__(self):
-        self.end, self.flushes, self.published = 0, 0, []
+        self.end, self.flushes = 0, 0
+        self.published: list[tuple[int]] = []
         self.entered, self.go = threading.Semaphore(0), threading.Semaphore(0)
         self.failure: BaseException | None = None
         self.commit = GroupCommit(self.flush, lambda: (self.end,), self.published.append)
@@ -184,7 +185,7 @@ def test_after_a_failed_flush_the_edge_takes_nothing_until_it_is_reopened(tmp_pa
     with pytest.raises(FlushFailed):
         service.send_one(b"in doubt")
     disk.arm(None)
-    for attempt in (lambda: service.send_one(b"x"), lambda: service.commit(kept), lambda: service.edge.checkpoint()):
+    for attempt in (lambda: service.send_one(b"x"), lambda: service.commit(kept), service.edge.checkpoint):
         with pytest.raises(FlushFailed, match="earlier failure"):
             attempt()
     with pytest.raises(FlushFailed):
@@ -219,7 +220,12 @@ def test_a_checkpoint_does_not_let_a_waiter_go_before_its_flush_is_done(tmp_path
         checkpoint = threading.Thread(target=lambda: edge.write_checkpoint(clean=False), name="checkpoint")
         checkpoint.start()
         entered.wait()
-        waiter = threading.Thread(target=lambda: (edge.wait(appended.ticket), events.append("acknowledged")))
+
+        def acknowledge():
+            edge.wait(appended.ticket)
+            events.append("acknowledged")
+
+        waiter = threading.Thread(target=acknowledge)
         waiter.start()
         waiter.join(0.05)  # a chance to do it wrong
         before = list(events)

@@ -75,7 +75,7 @@ def test_pending_is_prepares_and_resumes_less_all_ends():
     assert Marker(totals=totals).pending == 100 + 5 - 20 - 10 - 3 - 2 - 1
 
 
-@pytest.mark.parametrize("sizes", [(0,), (1,), (56,), (57,), (64,), (0, 0, 0), (10, 200, 3), (1000,), (55, 1, 56, 57, 500)], ids=str)
+@pytest.mark.parametrize("sizes", [(0,), (1,), (56,), (57,), (64,), (0, 0, 0), (10, 200, 3), (1000,), (55, 1, 56, 57)], ids=str)
 def test_case_63_batches_of_any_size_over_any_number_of_files_read_back(log, sizes):
     batches = fill(log, *sizes)
     assert read(log) == batches

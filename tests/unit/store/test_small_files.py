@@ -172,7 +172,8 @@ def test_an_offset_ends_all_records_before_it(tmp_path):
 
 def test_the_last_record_about_an_entry_counts(tmp_path):
     consumers = Consumers(tmp_path / "consumers", writable=True)
-    consumers.append([record(ConsumerKind.RECEIPT, 3, attempts=1), record(ConsumerKind.DONE, 3), record(ConsumerKind.RECEIPT, 3, attempts=2)])
+    consumers.append([record(ConsumerKind.RECEIPT, 3, attempts=1), record(ConsumerKind.DONE, 3)])
+    consumers.append([record(ConsumerKind.RECEIPT, 3, attempts=2)])
     assert consumers.progress[1, 9].ahead[3].attempts == 2
 
 

@@ -13,10 +13,10 @@ from store.records import ROW, State, pack_word
 from store.state_table import StateTable, count_states
 
 
-def rows(count, word=pack_word(State.PREPARED)):
+def rows(count):
     found = np.zeros(count, ROW)
     found["commit_log_offset"], found["size_bytes"] = np.arange(count) * 10, 10
-    found["stored_at_s"], found["group_no"], found["word"] = 1, 2, word
+    found["stored_at_s"], found["group_no"], found["word"] = 1, 2, pack_word(State.PREPARED)
     return found
 
 

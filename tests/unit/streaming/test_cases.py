@@ -540,7 +540,7 @@ def test_case_52_duplicate_and_empty_ops_change_nothing(service):
 @pytest.mark.parametrize(
     ("number", "point"),
     [(53, "apply.rows"), (53, "apply.queues"), (54, "redo.write"), (54, "redo.flush")],
-    ids=lambda value: str(value),
+    ids=str,
 )
 def test_case_53_54_a_crash_around_the_release_is_one_delivery(service, number, point):
     half = service.send_one(b"once")
