@@ -11,16 +11,15 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.support import alternate, load, private_mib, report, scratch, seconds, spread
 from checker.decisions import Decision, Tick, decide
 from checker.policy import Policy
-from store.edge import EdgeStore, End, Message
+from store.edge import EdgeStore, End
+from store.frames import Message
 from store.job import JobStore, rows_of_halves
-from store.reader import LogReader
 from store.records import HALF, ROW, OpKind, State, pack_word
 from store.redo_log import Marker, RedoLog, make_images
 from store.state_table import StateTable
@@ -32,49 +31,53 @@ NOW_MS = 1_700_000_000_000
 
 # --- appends -----------------------------------------------------------------------------------------------------------
 def append_over_raw(root: Path) -> float:
-    """Batches of 1 KiB halves from four threads, each waiting for its flush, against a bare loop that writes and flushes the same bytes."""
+    """Batches of 1 KiB halves from four threads, each waiting for its flush, against a bare loop that writes the same bytes
+    with as many flushes."""
     batch, batches, threads = 64, 400, 4
+    messages = [Message("orders", "paid", BODY, {"KEYS": f"order-{number}"}) for number in range(batch)]
     edge = EdgeStore(root / "append")
-    messages = [Message("orders", "paid", BODY, {"KEYS": "k"})] * batch
-    before = edge.log.end
-    edge.prepare(messages, NOW_MS)
-    batch_bytes = edge.log.end - before
     raw_fd = os.open(root / "raw", os.O_RDWR | os.O_CREAT)
-    raw_at = 0
+    written = flushes = raw_at = 0
 
-    def raw() -> float:
-        nonlocal raw_at
-        content = os.urandom(batch_bytes)
-
-        def loop() -> None:
-            nonlocal raw_at
-            for _ in range(batches):
-                os.pwrite(raw_fd, content, raw_at)
-                os.fdatasync(raw_fd)
-                raw_at += batch_bytes
-
-        return batches * batch_bytes / seconds(loop)
-
-    def ours() -> float:
+    def callers() -> None:
         def caller() -> None:
             for _ in range(batches // threads):
                 edge.prepare(messages, NOW_MS)
 
-        def all_callers() -> None:
-            callers = [threading.Thread(target=caller) for _ in range(threads)]
-            for thread in callers:
-                thread.start()
-            for thread in callers:
-                thread.join()
+        crowd = [threading.Thread(target=caller) for _ in range(threads)]
+        for thread in crowd:
+            thread.start()
+        for thread in crowd:
+            thread.join()
 
-        return batches * batch_bytes / seconds(all_callers)
+    def ours() -> float:
+        nonlocal written, flushes
+        log_end, before = edge.log.end, edge.flushes
+        taken = seconds(callers)
+        written, flushes = edge.log.end - log_end, edge.flushes - before
+        return written / taken
+
+    def raw() -> float:
+        content = os.urandom(written // flushes)
+
+        def loop() -> None:
+            nonlocal raw_at
+            for _ in range(flushes):
+                os.pwrite(raw_fd, content, raw_at)
+                os.fdatasync(raw_fd)
+                raw_at += len(content)
+
+        return written / seconds(loop)
 
     ours(), raw()
     mine, bare = alternate(ours, raw, 7)
     edge.close()
     os.close(raw_fd)
-    print(f"append: ours {spread([x / 1e6 for x in mine])} MB/s; bare loop {spread([x / 1e6 for x in bare])} MB/s; "
-          f"{statistics.median(mine) / batch_bytes * batch:,.0f} messages/s")
+    rate = statistics.median(mine) / written * batch * batches
+    print(
+        f"append: ours {spread([x / 1e6 for x in mine])} MB/s ({rate:,.0f} messages/s, {batches / flushes:.1f} batches a flush); "
+    )
+    print(f"        bare loop {spread([x / 1e6 for x in bare])} MB/s")
     return statistics.median(a / b for a, b in zip(mine, bare, strict=True))
 
 
@@ -164,27 +167,8 @@ def rebuild_entries_per_s(root: Path) -> float:
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------------
-def _content(root: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Every byte of every file of a store."""
-    return {str(path): np.fromfile(path, np.uint8) for path in sorted(root.rglob("*")) if path.is_file()}
-
-
-def _changed(before: dict[str, Any], after: dict[str, Any]) -> dict[str, int]:
-    """Bytes that differ, by file; a file that was not there before counts as zeros."""
-    changed = {}
-    for name, content in after.items():
-        old = before.get(name, np.zeros(0, np.uint8))
-        padded = np.zeros(len(content), np.uint8)
-        padded[: min(len(old), len(content))] = old[: len(content)]
-        count = int(np.count_nonzero(padded != content))
-        # Count whole records: a changed byte that happens to keep its value was written all the same.
-        if count:
-            changed[name] = count
-    return changed
-
-
-def _written(root: Path, edge: EdgeStore, job: JobStore) -> int:
-    """Bytes appended to logs and queues so far, by their ends: what is written even where a byte happens to be zero."""
+def _written(edge: EdgeStore, job: JobStore) -> int:
+    """Bytes appended to logs and queues so far, by their ends: whole records, also where a byte of them happens to be zero."""
     marker = job.marker
     queues = marker.check_end + marker.proposal_end + marker.discard_end + edge.half_end + edge.op_end
     topics = sum(job.catalogue.extent(key)[1] for key in job.catalogue.queue_keys())
@@ -195,7 +179,7 @@ def bytes_per_action(root: Path) -> dict[str, float]:
     """All bytes written from END to released, and for a whole check (request, hand-over, count), frames and markers included."""
     count = 20_000
     with EdgeStore(root / "bytes") as edge, JobStore(root / "bytes") as job:
-        settler = Settler(job, Policy())
+        settler = Settler(job, Policy(outstanding_per_group_max=count))
 
         def settle() -> None:
             settler.settle(read_feed(job.log, job.marker.half_cursor, job.marker.op_cursor), NOW_MS)
@@ -203,22 +187,24 @@ def bytes_per_action(root: Path) -> dict[str, float]:
         for start in range(0, count, 1000):
             edge.prepare([Message("orders", "paid", BODY)] * 1000, NOW_MS - 60_000 + start // 1000)
         settle()
-        before = _written(root, edge, job)
+        before = _written(edge, job)
         tick = Tick(now_ms=NOW_MS, round_no=1, round_start_ms=NOW_MS, ops_caught_up=True)
         for _ in settler.check_round(tick, np.ones(1, bool)):
             pass
+        assert job.marker.check_end == count
         for start in range(0, count, 1000):
             edge.append_asked(range(start, start + 1000), "member", NOW_MS)
         edge.wait(edge.log.end)
         settle()
         # A request and its count each change the row's 4-byte word in place.
-        check = (_written(root, edge, job) - before) / count + 8
-        before = _written(root, edge, job)
+        check = (_written(edge, job) - before) / count + 8
+        before = _written(edge, job)
         for start in range(0, count, 1000):
             edge.end([End(number, OpKind.COMMIT, "orders") for number in range(start, start + 1000)], NOW_MS)
         settle()
         # The ends table's byte and the row's word.
-        release = (_written(root, edge, job) - before) / count + 1 + 4
+        release = (_written(edge, job) - before) / count + 1 + 4
+        assert job.marker.totals["commits"] == count
     return {"store.bytes_per_check": check, "store.bytes_per_release": release}
 
 
@@ -249,7 +235,6 @@ def _settle_10m(store: Path) -> float:
         halves["half_offset"] = np.arange(start, start + step)
         halves["commit_log_offset"], halves["size_bytes"] = halves["half_offset"] * 1200, 1200
         halves["stored_at_s"] = NOW_MS // 1000 - 3600
-        job.page  # noqa: B018
         batch = job.batch(half_cursor=0, op_cursor=0, now_ms=NOW_MS)
         batch.prepare(halves)
         job.commit(batch)

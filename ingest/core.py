@@ -81,7 +81,7 @@ class Edge:
 
     def __init__(self, settings: Settings, *, now_ms: Callable[[], int] = wall_ms) -> None:
         self.settings, self._now_ms = settings, now_ms
-        self.notice = ""
+        self.notice = self.trouble = ""
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
         self._waker: Waker | None = None
@@ -308,11 +308,15 @@ class Edge:
             "reopened": self._followers.reopened,
             "checks": self._checks.figures(),
             "job": self._job_status(),
+            "trouble": self.trouble,
             "failed": self.failed.result() if self.failed.done() else "",
         }
 
     def _job_status(self) -> dict[str, Any] | None:
-        topics = self._checks.topics()
+        try:
+            topics = self._checks.topics()
+        except (StoreError, IndexError):  # just switching to other files
+            topics = None
         if topics is None:
             return None
         page = topics.page
@@ -356,15 +360,20 @@ class Edge:
         self._woken.set()
 
     async def _follow(self) -> None:
-        """Look at the job's pages when it wakes us, and now and then."""
+        """Look at the job's pages when it wakes us, and now and then. What cannot be done now (the disk is full, the job is
+        switching to other files) is tried again at the next look; nothing is skipped."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), LOOK_S)
             self._woken.clear()
-            self._checks.look()
-            topics = self._checks.topics()
-            if topics is not None and not self.settings.standby and self._followers.news(topics):
-                await self._committer.call(self._followers.take)
+            try:
+                self._checks.look()
+                topics = self._checks.topics()
+                if topics is not None and not self.settings.standby and self._followers.news(topics):
+                    await self._committer.call(self._followers.take)
+                self.trouble = ""
+            except (StoreError, IndexError) as error:
+                self.trouble = str(error)
 
     async def _beat(self) -> None:
         while True:
@@ -374,7 +383,10 @@ class Edge:
     async def _retain(self) -> None:
         while True:
             await asyncio.sleep(self.settings.retention_interval_ms / 1000)
-            await self.retain()
+            try:
+                await self.retain()
+            except StoreError as error:
+                self.trouble = str(error)
 
     async def retain(self) -> dict[str, int]:
         """Delete what the job says nobody needs any more; how many files of each kind went."""

@@ -195,6 +195,8 @@ class GroupCommit:
         self._leading = False
         self._failure: StoreUnusable | None = None
         self.flushed = -1
+        #: How many flushes there have been: fewer than waits, when callers share them.
+        self.flushes = 0
 
     def wait(self, ticket: int) -> None:
         """Return when everything up to `ticket` (a log end) is durable and published."""
@@ -225,6 +227,7 @@ class GroupCommit:
             with self._changed:
                 self._leading = False
                 self._failure = self._failure or failure
+                self.flushes += 1
                 if failure is None:
                     self.flushed = max(self.flushed, mark[0])
                 self._changed.notify_all()

@@ -203,7 +203,9 @@ def replace_file(path: Path, content: bytes, point: str) -> None:
             if action == "torn":
                 os.write(fd, content[: len(content) // 2])
                 die()
-            os.write(fd, content)
+            rest = memoryview(content)
+            while len(rest):
+                rest = rest[os.write(fd, rest) :]  # a nearly full disk may take less than it is given
             os.fsync(fd)
         finally:
             os.close(fd)

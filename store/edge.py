@@ -427,6 +427,11 @@ class EdgeStore:
                         del self._keys[key]
 
     # --- durability ---------------------------------------------------------------------------------------------------
+    @property
+    def flushes(self) -> int:
+        """Flushes of the log so far; many callers share one."""
+        return self._commit.flushes
+
     def wait(self, ticket: int) -> None:
         """Return when everything up to the ticket is durable and visible to readers."""
         self._commit.wait(ticket)

@@ -186,6 +186,7 @@ class EdgeSide(EdgeFiles):
         self.noted: dict[str, Any] = {"half": self.following["half"], "op": self.following["op"], "positions": {}}
         self.released_seen = np.zeros(len(self.job.replay.position) if self.job.replay else 0, bool)
         self.exempt: set[int] = set()
+        self._exempt_damage = -1
         self.asked = 0
         self.ops_by_kind = np.zeros(16, np.int64)
         self._batch_open = (0, 0)
@@ -386,6 +387,9 @@ class EdgeSide(EdgeFiles):
         if not len(numbers):
             return
         assert ENTRY.fields is not None
+        if queue.end < (int(numbers.max()) + 1) * ENTRY.itemsize:
+            queue.add(queue.end, f"missing, or too short: the {what} queue ends before {what} {int(numbers.max())}")
+            return
         first = int(numbers.min())
         entries = queue.records(ENTRY, first, int(numbers.max()) + 1)[numbers - first]
         wanted = (("commit_log_offset", offsets), ("size_bytes", heads["size_bytes"]), ("tags_code", tags))
@@ -530,7 +534,7 @@ class EdgeSide(EdgeFiles):
         # A redo file that retention took had told of rows that are all gone.
         gone = (self.job.scan.begin > 0) & (of_message | (about < replay.row_begin))
         for index in np.flatnonzero(settled & ~there & ~gone).tolist():
-            if int(about[index]) not in self.exempt:
+            if int(about[index]) not in self._exempt():
                 self.log.add(
                     int(offsets[index]) + 40, f"op {int(numbers[index])} is settled, but the redo log does not release it there"
                 )
@@ -572,13 +576,10 @@ class EdgeSide(EdgeFiles):
 
     def _exempt(self) -> set[int]:
         """Halves about which an op is corrupt or was quarantined: what the other ops say of them may not fit."""
-        if self.exempt or not (self.log_walk.damaged or self.job.replay):
+        if self._exempt_damage == len(self.log_walk.damaged):
             return self.exempt
-        corrupt: set[int] = set()
-        replay = self.job.replay
-        if replay is not None:
-            quarantined = replay.places["quarantine"]
-            corrupt |= set(quarantined.numbers[quarantined.of_op].tolist())
+        self._exempt_damage = len(self.log_walk.damaged)
+        corrupt = self._quarantined_ops()
         if self.log_walk.damaged:
             entries = self.op_queue.records(ENTRY, self.op_begin, self.op_end)
             for start, stop in self.log_walk.damaged:
@@ -587,8 +588,30 @@ class EdgeSide(EdgeFiles):
         tags = (
             int(self.op_queue.records(ENTRY, op, op + 1)["tags_code"][0]) for op in corrupt if self.op_begin <= op < self.op_end
         )
-        self.exempt = {tag for tag in tags if tag >= 0} or {-9}
+        self.exempt = {tag for tag in tags if tag >= 0}
         return self.exempt
+
+    def _quarantined_ops(self) -> set[int]:
+        if self.job.replay is None:
+            return set()
+        quarantined = self.job.replay.places["quarantine"]
+        return set(quarantined.numbers[quarantined.of_op].tolist())
+
+    def _possible_marks(self, half_offset: int) -> set[int]:
+        """Marks that a half may have of which an op is corrupt or was: with that op, without it, or whatever it said."""
+        entries = self.op_queue.records(ENTRY, self.op_begin, self.op_end)
+        numbers = np.flatnonzero(entries["tags_code"] == half_offset)
+        marks = {"with": 0, "without": 0}
+        quarantined = self._quarantined_ops()
+        for at in numbers.tolist():
+            if not self.op_seen[at]:
+                return {0, *_BYTE_AFTER[1:5].tolist()}
+            kind = int(self.gather(entries["commit_log_offset"][at : at + 1], OP_HEAD)["op_kind"][0])
+            if kind in _SETTLING:
+                marks["with"] = int(_BYTE_AFTER[kind])
+                if at + self.op_begin not in quarantined:
+                    marks["without"] = int(_BYTE_AFTER[kind])
+        return set(marks.values())
 
     # --- after the walk ---
     def _check_entries_left(self) -> None:
@@ -627,7 +650,7 @@ class EdgeSide(EdgeFiles):
             wrong = np.array([at for at in wrong.tolist() if int(found[at]) not in later.get(at + self.half_begin, ())], np.int64)
         for at in wrong.tolist():
             half = at + self.half_begin
-            if half not in self._exempt():
+            if half not in self._exempt() or int(found[at]) not in self._possible_marks(half):
                 reason = f"half {half} is marked {int(found[at])}, the op log says {int(wanted[at])}"
                 self.findings.add(*self.ends.place(half), reason)
         self._check_states(rows, seen)

@@ -68,5 +68,10 @@ class ClockGuard:
 
     def _raise(self, drift_ms: int, reason: str) -> None:
         self._alert = True
-        text = {"reason": reason, "drift_ms": drift_ms, "now_ms": self._clock.now_ms(), "remedy": "check the clock, then remove this file"}
+        text = {
+            "reason": reason,
+            "drift_ms": drift_ms,
+            "now_ms": self._clock.now_ms(),
+            "remedy": "check the clock, then remove this file",
+        }
         self._path.write_text(json.dumps(text) + "\n")

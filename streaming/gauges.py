@@ -19,7 +19,12 @@ from store.redo_log import TOTALS, Marker, RedoLog
 from streaming.clock import Clock, ClockGuard
 from streaming.settle import Feed, Settled
 
-_OUTCOMES: Final = {Effect.RELEASE: "commit", Effect.ROLLBACK: "rollback", Effect.DISCARD_MAX: "discard_max", Effect.DISCARD_EXPIRED: "discard_expired"}
+_OUTCOMES: Final = {
+    Effect.RELEASE: "commit",
+    Effect.ROLLBACK: "rollback",
+    Effect.DISCARD_MAX: "discard_max",
+    Effect.DISCARD_EXPIRED: "discard_expired",
+}
 _DISCARDS: Final = {Effect.DISCARD_MAX: "check_max", Effect.DISCARD_EXPIRED: "expired"}
 _PROPOSALS: Final = {Decision.DISCARD_MAX: "check_max", Decision.DISCARD_EXPIRED: "expired"}
 _WITHOUT_EFFECT: Final = tuple(effect for effect in Effect if Effect.ALREADY <= effect <= Effect.ILLEGAL)
@@ -53,7 +58,9 @@ def count_settled(metrics: JobMetrics, feed: Feed, settled: Settled, now_ms: int
     metrics.messages.inc(settled.effects[Effect.MESSAGE])
     metrics.count_all(metrics.quarantined, "queue", {"half": settled.quarantined, "op": settled.effects[Effect.CORRUPT]})
     metrics.count_all(metrics.discards, "reason", {reason: settled.effects[effect] for effect, reason in _DISCARDS.items()})
-    metrics.count_all(metrics.ops_without_effect, "why", {effect.name.lower(): settled.effects[effect] for effect in _WITHOUT_EFFECT})
+    metrics.count_all(
+        metrics.ops_without_effect, "why", {effect.name.lower(): settled.effects[effect] for effect in _WITHOUT_EFFECT}
+    )
     if not len(ended.effect):
         return
     by_both = np.bincount(ended.effect.astype(np.int64) * 4 + np.minimum(ended.via, 3), minlength=4 * len(Effect))

@@ -100,7 +100,9 @@ class JobService:
             op=marker.op_cursor,
             records_max=self.settings.max_records_per_batch,
         )
-        writer = stream.load().writeStream.foreachBatch(self._on_batch).queryName(FORMAT).option("checkpointLocation", str(checkpoint))
+        writer = (
+            stream.load().writeStream.foreachBatch(self._on_batch).queryName(FORMAT).option("checkpointLocation", str(checkpoint))
+        )
         # Takes both checkpoint writes out of the batch. Safe because the store's cursor decides, not Spark's.
         writer = writer.option("asyncProgressTrackingEnabled", "true").option("asyncProgressTrackingCheckpointIntervalMs", "60000")
         self._query = writer.option("_asyncProgressTrackingOverrideSinkSupportCheck", "true").start()
@@ -226,7 +228,17 @@ class JobService:
 
     def _notify(self, effects: Any) -> None:
         marker = self.store.marker
-        names = ("sequence", "now_ms", "half_cursor", "op_cursor", "round_no", "check_end", "proposal_end", "discard_end", "quarantine_end")
+        names = (
+            "sequence",
+            "now_ms",
+            "half_cursor",
+            "op_cursor",
+            "round_no",
+            "check_end",
+            "proposal_end",
+            "discard_end",
+            "quarantine_end",
+        )
         counts = {effect.name: count for effect, count in effects.items()}
         applied = Applied(
             **{name: getattr(marker, name) for name in names},

@@ -188,7 +188,7 @@ def _write_effects(batch: Batch, ops: Array, half_offsets: Ints, rows: Array, ma
     batch.roll_back(rolled_back["half_offset"], words)
     holes, words = of(Effect.HOLE)
     batch.hole(holes["half_offset"], words, holes["position"])
-    _write_discards(batch, ops, matched, of)
+    _write_discards(batch, of)
     _write_resumes(batch, half_offsets, rows, matched)
     asked, words = of(Effect.ASKED, Effect.ANSWERED)
     offsets, first = np.unique(asked["half_offset"], return_index=True)
@@ -198,7 +198,7 @@ def _write_effects(batch: Batch, ops: Array, half_offsets: Ints, rows: Array, ma
     batch.messages(messages["op_offset"], messages["size_bytes"], messages["position"])
 
 
-def _write_discards(batch: Batch, ops: Array, matched: Matched, of: Any) -> None:
+def _write_discards(batch: Batch, of: Any) -> None:
     """A discarded half that was resumed in the same batch is listed as discarded too: it was."""
     discarded, words = of(Effect.DISCARD_MAX, Effect.DISCARD_EXPIRED)
     is_max = discarded["kind"] == int(OpKind.DISCARD_MAX)

@@ -6,10 +6,8 @@ ESCROW_SEED=<the seed that the failure names>; the kills at random instants are 
 
 from __future__ import annotations
 
-import functools
 import shutil
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +19,14 @@ from store import disk
 from tests.support.check_store import check_store
 from tests.support.children import Child, Teller
 from tests.support.history import History
-from tests.support.seeds import KILLS_PER_LIFE, SEED, fast_directory
-from tests.support.world import World, open_edge, open_job, settle_all, small_tables
+from tests.support.points import OPENING, RECOVERING, failpoints
+from tests.support.seeds import KILLS_PER_LIFE, SEED
+from tests.support.world import World, open_edge, open_job, settle_all
 
 ACTIONS_PER_CHILD = 120
 SHARDS = 6
 #: Children that may miss their failpoint before the test gives up: what they play is random.
 ATTEMPTS = 4
-OPENING = "opening"
-RECOVERING = "recovering"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,35 +43,6 @@ class Aim:
 
 
 # --- what there is to kill at ---------------------------------------------------------------------------------------------
-@functools.cache
-def failpoints() -> dict[str, dict[str, int]]:
-    """Every failpoint that a long workload passes: by name, how often in which kind of action."""
-    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-
-    def note(passed: dict[str, int], during: str) -> None:
-        for point, passes in passed.items():
-            found[point][during] += passes
-        passed.clear()
-
-    with fast_directory() as place, small_tables(), disk.recording() as passed:
-        root, rng, history = place / "store", Random(SEED), History()
-        world = World(root)
-        note(passed, OPENING)
-        for number in range(700):
-            if number % 100 == 99:
-                world.drop()
-                passed.clear()
-                world = World(root)
-                note(passed, RECOVERING)
-            action = world.choose(rng, history)
-            if action is not None:
-                history.intend(action)
-                history.acknowledge(action, world.perform(action))
-                note(passed, type(action).__name__)
-        world.drop()
-    return {point: dict(during) for point, during in found.items()}
-
-
 def ways(point: str) -> list[str]:
     return ["kill", "kill-after", *(["torn"] if point.endswith((".write", ".replace")) else [])]
 

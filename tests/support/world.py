@@ -87,9 +87,15 @@ class World:
 
     def __init__(self, root: Path, *, edge: bool = True, job: bool = True) -> None:
         self.root = root
-        self._edge = open_edge(root) if edge else None
-        self._job = open_job(root) if job else None
+        self._edge: EdgeStore | None = None
+        self._job: JobStore | None = None
         self._reader: TopicReader | None = None
+        try:
+            self._edge = open_edge(root) if edge else None
+            self._job = open_job(root) if job else None
+        except BaseException:
+            self.drop()
+            raise
 
     @property
     def edge(self) -> EdgeStore:
@@ -163,6 +169,10 @@ class World:
 
     def _reopen(self, action: Reopen) -> None:
         side = self.edge if action.side == "edge" else self.job
+        if action.side == "edge":
+            self._edge = None
+        else:
+            self._job = None
         if action.clean:
             side.close()
         else:

@@ -486,3 +486,25 @@ def test_a_loop_that_breaks_ends_the_edge(tmp_path):
         assert await asyncio.wait_for(w.edge.failed, 5) == "RuntimeError: a defect"
 
     play(tmp_path, story)
+
+
+def test_a_discard_that_cannot_be_stored_leaves_the_half_pending_and_is_tried_again(tmp_path):
+    from store import disk
+
+    async def story(w):
+        await w.half()
+        for _ in range(16):  # up to the brink of a segment, so that the op needs a new one
+            await w.half(body=b"x" * 62_000)
+        left = w.edge.store.log.segment_bytes - w.edge.store.log.end % w.edge.store.log.segment_bytes
+        await w.half(body=b"x" * (left - 240))
+        disk.arm("commitlog.create", "ENOSPC")
+        w.round(after_ms=2 * 3_600_000 + 2_000)
+        await w.until(lambda: "No space left" in w.edge.trouble)
+        assert not w.edge.failed.done()
+        assert w.row(0)[0] == State.PREPARED
+        disk.arm(None)
+        await w.until(lambda: w.edge._followers.discarded == 18)
+        await w.until(lambda: w.edge.trouble == "")
+        assert w.row(0)[0] == State.DISCARDED_EXPIRED
+
+    play(tmp_path, story, "fileReservedTime=2")

@@ -320,7 +320,7 @@ def test_requests_of_a_member_that_hangs_up_go_to_another(tmp_path):
         while client.status()["checks"]["polls_waiting"] == 0:
             pass
         gone.close()
-        checks = []
+        checks: list[dict] = []
         while not checks:
             checks = client.poll_checks("g", "stays", wait_s=5)
         assert [(check["id"], check["attempt"]) for check in checks] == [(id, 1)]

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from escrow.settings import load
+from streaming.session import make_run_directory, start_spark
+from tests.integration.job_world import JobWorld
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory):
+    """One Spark for all tests of this directory."""
+    settings = load(None, [f"dataDir={tmp_path_factory.mktemp('spark')}"], {})
+    session = start_spark(settings, make_run_directory(settings))
+    yield session
+    jvm = session.sparkContext._gateway.proc
+    session.stop()
+    jvm.stdin.close()
+    jvm.wait(20)
+
+
+@pytest.fixture
+def make_world(tmp_path: Path, spark):
+    """Worlds that are closed when the test ends."""
+    made: list[JobWorld] = []
+
+    def make(*flags: str, name: str = "data", start: bool = True) -> JobWorld:
+        made.append(JobWorld(tmp_path / name, spark, flags, start=start))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()
+
+
+@pytest.fixture
+def world(make_world) -> JobWorld:
+    return make_world()

@@ -1,0 +1,318 @@
+"""The cases of spec §7, through Spark, with time injected. The numbers are those of the spec."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from store.ends import Verdict
+from store.records import OpKind, State, Via
+
+# --- prepare and end --------------------------------------------------------------------------------------------------
+
+
+def test_1_2_3_6_15_19_ends_of_four_halves(world):
+    world.settle()  # 15: an empty queue
+    assert world.released() == []
+    halves = [world.half(b"%d" % n) for n in range(4)]
+    world.settle()
+    assert world.released() == []  # 1, 2: stored, invisible
+    assert world.job.store.marker.pending == 4
+    assert world.commit(halves[0]).verdict is Verdict.ACCEPTED
+    world.rollback(halves[1])
+    world.end(halves[2], OpKind.UNKNOWN)  # 5
+    world.settle()
+    assert world.released() == [b"0"]  # 3, 6
+    assert [world.state(half) for half in halves] == [State.COMMITTED, State.ROLLED_BACK, State.PREPARED, State.PREPARED]
+    assert world.metric("escrow_settled_total", outcome="commit", via="producer") == 1
+    world.assert_gauge()  # 19
+
+
+def test_4_5_commit_from_a_check_is_the_same(world):
+    asked = world.half(b"asked")
+    world.online()
+    assert world.round() == [asked]
+    world.hand_over([asked])
+    world.end(asked, OpKind.UNKNOWN, via=Via.CHECK)
+    world.settle()
+    assert world.state(asked) is State.PREPARED
+    assert world.check_count(asked) == 1
+    world.commit(asked, via=Via.CHECK)
+    world.settle()
+    assert world.released() == [b"asked"]
+    assert world.metric("escrow_settled_total", outcome="commit", via="check") == 1
+
+
+def test_27_28_29_repeated_and_contradictory_ends(world):
+    one, two = world.half(b"one"), world.half(b"two")
+    world.commit(one)
+    world.rollback(two)
+    world.settle()
+    assert world.commit(one).verdict is Verdict.ALREADY
+    assert world.rollback(one).verdict is Verdict.CONFLICT
+    assert world.commit(two).verdict is Verdict.CONFLICT
+    world.settle()
+    assert world.released() == [b"one"]
+
+
+def test_33_in_one_batch_the_first_in_the_log_wins(world):
+    half = world.half(b"first")
+    assert world.commit(half).verdict is Verdict.ACCEPTED
+    assert world.rollback(half).verdict is Verdict.CONFLICT
+    world.settle()
+    assert world.released() == [b"first"]
+
+
+def test_34_35_36_wrong_group_and_unknown_ids(world):
+    half = world.half()
+    assert world.commit(half, group="other").verdict is Verdict.REFUSED
+    assert world.commit(half + 1).verdict is Verdict.REFUSED
+    assert world.commit(-5).verdict is Verdict.REFUSED
+    world.settle()
+    assert world.state(half) is State.PREPARED
+    assert world.edge.half_end == 1
+
+
+def test_37_50_an_end_before_its_half_is_streamed(make_world):
+    world = make_world("maxRecordsPerBatch=7", start=False)
+    halves = [world.half(b"%d" % n) for n in range(40)]
+    for half in reversed(halves):  # the ops of the last halves come first: each must wait for its half
+        world.commit(half)
+    world.start_job()
+    world.settle()
+    assert sorted(world.released()) == sorted(b"%d" % n for n in range(40))
+
+
+# --- when a half is checked -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("numbers", [("1", 6), ("5", 6), (None, 6), ("-1", 6), ("100.5", 6), ("7", 7), ("100", 100)], ids=str)
+def test_9_38_41_immunity(world, numbers):
+    text, immunity_s = numbers
+    half = world.half(immunity=text)
+    world.settle()
+    # Whole seconds on both sides: exactly the immunity waits, one second more is checked. Let each probe be a new round.
+    world.job.rounds._due_ms = 0
+    world.online()
+    assert world.round(immunity_s) == []
+    world.job.rounds._due_ms = 0
+    world.online()
+    assert world.round(1) == [half]
+
+
+def test_11_55_one_check_a_round(world):
+    half = world.half()
+    world.online()
+    assert world.round() == [half]
+    world.hand_over([half])
+    world.settle()
+    world.settle()
+    assert world.requests() == []
+    world.online()
+    assert world.round() == [half]
+
+
+def test_10_30_47_unknown_for_ever(make_world):
+    world = make_world("transactionCheckMax=3")
+    half = world.half(b"never")
+    asked = 0
+    for _ in range(12):
+        world.online()
+        requests = world.round()
+        asked += len(requests)
+        if requests:
+            world.hand_over(requests)
+            world.end(half, OpKind.UNKNOWN, via=Via.CHECK)
+        world.turn_proposals()
+    world.settle()
+    assert asked == 3
+    assert world.discards() == [(half, State.DISCARDED_MAX)]
+    assert world.commit(half).verdict is not Verdict.ACCEPTED
+    assert world.metric("escrow_discards_total", reason="check_max") == 1
+    world.settle()
+    assert world.released() == []
+    world.assert_gauge()
+
+
+def test_16_43_born_time_is_kept_and_never_used(world):
+    hour_ms = 3_600_000
+    early = world.half(b"early", born_at_ms=world.clock.now_ms() - hour_ms)
+    late = world.half(b"late", born_at_ms=world.clock.now_ms() + hour_ms)
+    world.online()
+    assert world.round() == [early, late]
+    world.commit(early)
+    world.settle()
+    assert world.edge.read_half(early).fields["born_at_ms"] == world.clock.now_ms() - 30_000 - hour_ms
+
+
+def test_20_44_45_nobody_there_is_not_counted(make_world):
+    world = make_world("presenceTtl=30s")
+    half = world.half(group="away")
+    for _ in range(3):
+        assert world.round() == []
+    assert world.metric("escrow_checks_held") == 1
+    assert world.check_count(half) == 0
+    world.online("away")
+    assert world.round(31) == []  # presence has gone stale meanwhile: presenceTtl is 30 s
+    world.clock.advance(30)
+    world.online("away")
+    world.settle()
+    assert world.requests() == [half]
+
+
+def test_31_32_an_end_stops_the_checks(world):
+    first, second = world.half(b"1"), world.half(b"2")
+    world.online()
+    world.hand_over(world.round())
+    world.commit(first)
+    world.end(second, OpKind.UNKNOWN, via=Via.CHECK)
+    world.commit(second)
+    world.settle()
+    world.online()
+    assert world.round() == []
+    assert world.released() == [b"1", b"2"]
+
+
+def test_39_a_long_immunity_costs_no_attempt(make_world):
+    world = make_world("transactionCheckMax=2")
+    half = world.half(immunity="600")
+    asked = []
+    for second in range(30, 800, 30):
+        world.online()
+        requests = world.round()
+        world.hand_over(requests)
+        asked += [second] * len(requests)
+    assert asked[0] == 630  # the first round whose age exceeds 600
+    assert len(asked) == 2
+    assert world.check_count(half) == 2
+
+
+def test_40_a_commit_inside_the_immunity(world):
+    half = world.half(b"slow", immunity="300")
+    for _ in range(3):
+        world.online()
+        assert world.round() == []
+    world.commit(half)
+    world.settle()
+    assert world.released() == [b"slow"]
+
+
+def test_49_expired_has_its_own_reason(make_world):
+    world = make_world("fileReservedTime=1")
+    half = world.half()
+    world.settle()
+    world.round(3_601)
+    assert world.turn_proposals() == [(half, "ACCEPTED")]
+    world.settle()
+    assert world.discards() == [(half, State.DISCARDED_EXPIRED)]
+    assert world.metric("escrow_discards_total", reason="expired") == 1
+
+
+def test_61_resume(make_world):
+    world = make_world("transactionCheckMax=1")
+    half = world.half(b"again")
+    for _ in range(4):
+        world.online()
+        world.hand_over(world.round())
+        world.turn_proposals()
+    world.settle()
+    assert world.state(half) is State.DISCARDED_MAX
+    world.end(half, OpKind.RESUME, group=None, via=Via.OPERATOR)
+    world.settle()
+    assert (world.state(half), world.check_count(half)) == (State.PREPARED, 0)
+    world.assert_gauge()
+    world.commit(half, group=None, via=Via.OPERATOR)
+    world.settle()
+    assert world.released() == [b"again"]
+    assert world.metric("escrow_settled_total", outcome="commit", via="operator") == 1
+
+
+def test_65_groups_with_the_same_java_hash(world):
+    a, b = world.half(group="Aa"), world.half(group="BB")
+    world.online("BB")
+    assert world.round() == [b]
+    world.online("Aa")
+    world.commit(b, group="BB")
+    assert world.round() == [a]
+
+
+def test_67_a_standby_asks_nobody(make_world):
+    world = make_world("role=standby")
+    world.half()
+    world.online()
+    assert world.round() == []
+    assert world.job.store.marker.round_no == 0
+
+
+def test_checks_can_be_switched_off(make_world):
+    world = make_world("checkTransactionMessageEnable=false", "fileReservedTime=1")
+    half = world.half()
+    world.online()
+    assert world.round() == []
+    world.round(3_700)
+    assert world.turn_proposals() == [(half, "ACCEPTED")]  # the disk must stay bounded all the same
+
+
+def test_the_interval_is_kept(make_world):
+    world = make_world("transactionCheckInterval=60s", "transactionTimeOut=1s")
+    half = world.half()
+    world.online()
+    world.settle()  # the first round comes at once; the half is too young
+    assert world.round(30) == []
+    world.online()
+    assert world.round(31) == [half]
+
+
+def test_the_atleast_interval_is_kept(make_world):
+    world = make_world("checkTransactionMessageAtleastInterval=60s")
+    half = world.half()
+    world.settle()
+    world.online()
+    assert world.round(45) == []
+    world.online()
+    assert world.round(45) == [half]
+
+
+def test_outstanding_requests_of_a_group_are_bounded(make_world):
+    world = make_world("outstandingPerGroupMax=2")
+    halves = [world.half() for _ in range(5)]
+    world.online()
+    assert world.round() == halves[:2]
+
+
+# --- many at once -----------------------------------------------------------------------------------------------------
+
+
+def test_23_a_hundred_and_twenty_messages(world):
+    chance = Random(23)
+    plans = ["commit", "rollback", "commit in check", "rollback in check", "unknown"] * 24
+    chance.shuffle(plans)
+    halves = {world.half(b"%d %s" % (n, plan.encode())): plan for n, plan in enumerate(plans)}
+    for half, plan in halves.items():
+        if plan in ("commit", "rollback"):
+            world.end(half, OpKind.COMMIT if plan == "commit" else OpKind.ROLLBACK)
+    world.online()
+    requests = world.round()
+    assert sorted(requests) == [half for half, plan in halves.items() if plan not in ("commit", "rollback")]
+    world.hand_over(requests)
+    kinds = {"commit in check": OpKind.COMMIT, "rollback in check": OpKind.ROLLBACK, "unknown": OpKind.UNKNOWN}
+    for half in requests:
+        world.end(half, kinds[halves[half]], via=Via.CHECK)
+    world.settle()
+    wanted = sorted(b"%d %s" % (n, plan.encode()) for n, plan in enumerate(plans) if plan.startswith("commit"))
+    assert sorted(world.released()) == wanted
+    assert world.job.store.marker.pending == 24
+    world.assert_gauge()
+
+
+def test_57_58_an_old_pending_head_delays_nobody(world):
+    head = world.half(b"head", immunity="5000")
+    halves = world.halves(b"%d" % n for n in range(2_500))  # three state files
+    world.end_all(halves[::100], OpKind.COMMIT)
+    world.end_all([half for n, half in enumerate(halves) if n % 100], OpKind.ROLLBACK)
+    world.settle()
+    assert len(world.released()) == 25
+    assert world.state(head) is State.PREPARED
+    assert world.job.store.table.scannable() == [0]
+    assert world.metric("escrow_oldest_pending_age_seconds") == 0

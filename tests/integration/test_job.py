@@ -1,0 +1,300 @@
+"""The job around the settlement: batch boundaries, checkpoints, damage, rounds over restarts, clock, sinks, the process itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from random import Random
+
+import pytest
+
+from store.errors import BatchBeyondCursor
+from store.records import OpKind, State
+from store.verify import verify
+from streaming.clock import ALERT_FILE
+from streaming.errors import JobStopped
+from tests.integration.job_world import JobWorld
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+def _play(world: JobWorld, seed: int) -> None:
+    """The same history whatever the batches: halves and ends in small portions."""
+    chance = Random(seed)
+    waiting: list[int] = []
+    for n in range(30):
+        waiting += world.halves(b"%d-%d" % (n, at) for at in range(chance.randrange(1, 9)))
+        chance.shuffle(waiting)
+        ended, waiting = waiting[: len(waiting) // 2], waiting[len(waiting) // 2 :]
+        world.end_all(ended, OpKind.COMMIT if chance.random() < 0.7 else OpKind.ROLLBACK)
+        if world.job is not None and chance.random() < 0.3:
+            world.job.run_batch()
+
+
+def test_batch_boundaries_do_not_matter(make_world):
+    results = []
+    for number, flags in enumerate((("maxRecordsPerBatch=3",), ("maxRecordsPerBatch=17",), ())):
+        world = make_world(*flags, name=f"world-{number}", start=number < 2)
+        _play(world, 4)
+        if world.job is None:
+            world.start_job()
+        world.settle()
+        results.append((world.queue_bytes(), world.job.store.table.rows_of(0).tobytes(), world.job.store.marker.totals))
+        world.assert_gauge()
+    assert results[0] == results[1] == results[2]
+
+
+def test_a_commit_is_picked_up_without_a_tick(world):
+    """The edge's wake alone is enough, and so is none at all: then it takes the source's own look, at most two seconds."""
+    half = world.half(b"quick")
+    world.commit(half)
+    deadline_s = time.monotonic() + 20
+    while not world.released() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert world.released() == [b"quick"]
+
+
+def test_a_quiet_stream_is_still_checked(world):
+    half = world.half()
+    world.settle()
+    world.online()
+    world.clock.advance(31)  # nobody asks for a batch: the ticker has to
+    deadline_s = time.monotonic() + 20
+    while not (found := world.requests()) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert found == [half]
+
+
+def test_an_idle_stream_makes_no_batches(world):
+    world.settle()
+    batches = world.job.batches
+    world.clock.advance(31)
+    time.sleep(2.5)
+    assert world.job.batches <= batches + 1
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def test_52_56_corrupt_frames_are_set_aside(make_world):
+    world = make_world(start=False)
+    halves = world.halves(b"body-%d" % n for n in range(6))
+    world.end_all(halves[:5], OpKind.COMMIT)
+    _flip(world, world.edge.half_queue.read(1, 2)[0])  # the half behind a commit
+    _flip(world, world.edge.op_queue.read(3, 4)[0])  # a commit
+    world.start_job()
+    world.settle()
+    assert sorted(world.released()) == [b"body-0", b"body-2", b"body-4"]
+    assert world.state(halves[1]) is State.QUARANTINED
+    assert world.state(halves[3]) is State.PREPARED  # its commit is lost: check-back will ask
+    assert world.metric("escrow_quarantined_total", queue="half") == 1
+    assert world.metric("escrow_quarantined_total", queue="op") == 1
+    world.commit(halves[5])
+    world.settle()
+    assert b"body-5" in world.released()
+    world.assert_gauge()
+
+
+def _flip(world: JobWorld, entry) -> None:
+    """Spoil a byte of a frame, behind everybody's back."""
+    at = int(entry["commit_log_offset"]) + int(entry["size_bytes"]) - 3
+    size = world.edge.directory.geometry.commit_log_segment_bytes
+    with open(world.edge.directory.commit_log / f"{at - at % size:020d}", "r+b") as segment:
+        segment.seek(at % size)
+        byte = segment.read(1)[0]
+        segment.seek(at % size)
+        segment.write(bytes([byte ^ 0xFF]))
+
+
+# --- Spark's checkpoint does not matter -------------------------------------------------------------------------------
+
+
+def test_checkpoint_deleted_older_or_newer(make_world, tmp_path):
+    world = make_world()
+    spark_dir, old, new = world.settings.spark_dir, tmp_path / "old", tmp_path / "new"
+    total = 0
+    for step in range(5):
+        world.end_all(world.halves(b"%d" % n for n in range(total, total + 10)), OpKind.COMMIT)
+        total += 10
+        world.settle()
+        checkpoint = spark_dir / f"checkpoint-{step + 1}"
+        world.stop_job()
+        if step == 0:
+            shutil.copytree(checkpoint, old)
+        following = spark_dir / f"checkpoint-{step + 2}"
+        if step == 1:
+            shutil.rmtree(checkpoint)  # deleted
+        if step == 2:
+            shutil.copytree(old, following)  # older than the store
+        if step == 3:
+            shutil.copytree(checkpoint, new)
+            shutil.copytree(checkpoint, following)  # its own: as old as the store
+        world.start_job()
+        world.settle()
+        assert sorted(world.released()) == sorted(b"%d" % n for n in range(total))
+    world.assert_gauge()
+
+
+def test_a_batch_beyond_the_cursor_is_never_settled(world, make_world):
+    """A checkpoint newer than the store: what lies between would be lost, so the job ends and says why."""
+    other = make_world(name="other")
+    for each in (world, other):
+        each.halves(b"%d" % n for n in range(10))
+    world.settle()
+    feed = world.job.settler
+    from streaming.settle import Feed
+
+    with pytest.raises(BatchBeyondCursor):
+        feed.settle(Feed(11, 12, 0, 0), world.clock.now_ms())
+    assert world.job.store.marker.half_cursor == 10
+
+
+def test_the_process_gives_every_start_a_new_checkpoint(tmp_path):
+    from escrow.settings import load
+    from streaming.session import make_run_directory
+
+    settings = load(None, [f"dataDir={tmp_path}"], {})
+    first = make_run_directory(settings)
+    (first / "checkpoint").mkdir()
+    (settings.spark_dir / "checkpoint-of-somebody").mkdir()
+    second = make_run_directory(settings)
+    assert [path.name for path in settings.spark_dir.iterdir()] == [second.name]
+
+
+# --- rounds over restarts, clock --------------------------------------------------------------------------------------
+
+
+def test_55_a_restart_repeats_no_check(world):
+    halves = list(world.halves(b"%d" % n for n in range(5)))
+    world.online()
+    assert world.round() == halves
+    world.hand_over(halves)
+    world.settle()
+    round_no = world.job.store.marker.round_no
+    for _ in range(3):
+        world.stop_job()
+        world.clock.advance(5)
+        world.start_job()
+        world.settle()
+        assert world.requests() == []
+        assert world.job.store.marker.round_no == round_no  # the interval is counted over the restart
+    assert [world.check_count(half) for half in halves] == [1] * 5
+    world.online()
+    assert world.round(16) == halves
+
+
+def test_a_jump_of_the_clock_stops_discards_until_confirmed(make_world):
+    world = make_world("fileReservedTime=1")
+    half = world.half()
+    world.settle()
+    world.clock.wall_ms += 7_200_000  # the wall clock alone: no time has passed
+    world.settle()
+    assert world.turn_proposals() == []
+    assert world.metric("escrow_clock_alert") == 1
+    alert = world.settings.store_dir / ALERT_FILE
+    assert json.loads(alert.read_text())["drift_ms"] == 7_200_000
+    world.stop_job()
+    world.start_job()  # a restart does not forget it
+    world.round()
+    assert world.turn_proposals() == []
+    alert.unlink()  # the operator has looked
+    world.round()
+    assert world.turn_proposals() == [(half, "ACCEPTED")]
+
+
+def test_a_round_yields_to_news(make_world, monkeypatch):
+    """Parts of one round are spread over batches, and a release does not wait for the last of them."""
+    monkeypatch.setattr("streaming.settle.ROUND_PART_ROWS", 100)
+    monkeypatch.setattr("streaming.rounds.SLICE_S", 0.0)
+    world = make_world("outstandingPerGroupMax=100000")
+    halves = world.halves(b"%d" % n for n in range(1_500))
+    world.settle()
+    world.online()
+    world.clock.advance(31)
+    batches = world.job.batches
+    world.commit(world.half(b"meanwhile"))
+    world.settle()
+    assert sorted(world.requests()) == list(halves)
+    assert world.released() == [b"meanwhile"]
+    assert world.job.batches - batches >= 15
+
+
+# --- sinks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_failing_sink_holds_nothing_up(world):
+    seen = []
+
+    class Broken:
+        def applied(self, batch):
+            seen.append(batch)
+            raise RuntimeError("no")
+
+        def close(self):
+            raise RuntimeError("no")
+
+    world.job._sinks.append(("broken", Broken()))
+    world.commit(world.half(b"through"))
+    world.settle()
+    assert world.released() == [b"through"]
+    assert world.metric("escrow_sink_errors_total") >= 1
+    assert [batch.released for batch in seen if batch.released] == [1]
+
+
+def test_a_failure_of_the_store_ends_the_job_with_a_reason(world, monkeypatch):
+    world.settle()
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(world.job.store, "commit", fail)
+    world.half()
+    with pytest.raises(JobStopped, match="No space left"):
+        world.job.run_batch(20)
+    assert "No space left" in (world.job.failure() or "")
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+def test_the_process_from_start_to_sigterm(make_world):
+    world = make_world(start=False)
+    world.end_all(world.halves(b"%d" % n for n in range(20)), OpKind.COMMIT)
+    flags = [word for flag in (*_flags(world), "jobMetricsPort=0") for word in ("--set", flag)]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("ESCROW_", "PYSPARK", "SPARK"))}
+    command = [sys.executable, "-m", "streaming.job", *flags]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean)
+    try:
+        assert job.stdout is not None
+        ready = json.loads(job.stdout.readline())
+        assert ready["ready"] is True
+        assert len(world.released()) == 20
+        with urllib.request.urlopen(f"http://127.0.0.1:{ready['metrics_port']}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        assert 'escrow_settled_total{outcome="commit",via="producer"} 20.0' in text
+        second = subprocess.run(command, capture_output=True, text=True, env=clean, timeout=60, check=False)
+        assert (second.returncode, second.stdout, second.stderr.count("\n")) == (1, "", 1)
+        assert str(job.pid) in second.stderr  # one line, and it names who holds the store
+        start_s = time.monotonic()
+        job.send_signal(signal.SIGTERM)
+        out, err = job.communicate(timeout=30)
+        assert time.monotonic() - start_s < 10
+        assert (job.returncode, out, err) == (0, "", "")  # and Spark said nothing to the terminal
+    finally:
+        if job.poll() is None:
+            job.kill()
+            job.communicate()
+    world.start_job()
+    assert world.job.store.recovery.clean
+    world.stop_job()
+    assert not verify(world.settings.store_dir).problems
+
+
+def _flags(world: JobWorld) -> list[str]:
+    return list(world.settings.flags)
