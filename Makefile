@@ -13,6 +13,7 @@ SHELL := /bin/sh
 PYTHON ?= python3
 PYTEST ?=
 UPGRADE ?=
+RUN ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,9 +38,8 @@ help: ## list the tasks (this)
 	@echo
 	@echo "Needs Python 3.11 or newer; another interpreter: make PYTHON=python3.12 test"
 
-run: venv ## start Escrow (nothing to start yet: see what it says)
-	@echo "There is nothing to run yet: the streaming job and the edge are the next steps (see README.md, Status)."
-	@echo "What works today is the store and its tools. Try: $(BIN)/escrow store --help"
+run: venv ## start the whole service in the foreground (RUN="--data DIR --set KEY=VALUE" for more)
+	@exec $(BIN)/escrow run $(RUN)
 
 test: lint ## lint, then all tests
 	$(BIN)/python -m pytest $(PYTEST)

@@ -63,7 +63,7 @@ class CheckRequest:
 
 @runtime_checkable
 class CheckTransport(Protocol):
-    """Takes check requests to one live member of a group. Group `escrow.check_transports`: a callable (root: Path) → CheckTransport."""
+    """Takes check requests to one live member of a group. Group `escrow.check_transports`: a callable (root: Path) → it."""
 
     def hand_over(self, requests: Sequence[CheckRequest]) -> Sequence[bool]:
         """Whether each one has reached a member: only then it counts."""
@@ -82,7 +82,7 @@ class CheckListener(Protocol):
 
 @runtime_checkable
 class TransactionService(Protocol):
-    """The transaction service itself (the seeds' service provider). Group `escrow.transaction_service`: a callable (root: Path) → it."""
+    """The transaction service itself. Group `escrow.transaction_service`: a callable (root: Path) → it."""
 
     def open(self) -> None: ...
 

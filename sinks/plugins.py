@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
+from itertools import pairwise
 from typing import Any, Final
 
 from sinks.errors import BrokenPlugin
@@ -28,7 +29,7 @@ GROUPS: Final[dict[str, type]] = {
 def load_all(group: str, *arguments: Any) -> list[tuple[str, Any]]:
     """(name, plug-in) of every plug-in of a group, made with these arguments, in order of name."""
     found = sorted(entry_points(group=group), key=lambda point: (point.name, point.value))
-    for earlier, later in zip(found, found[1:], strict=False):
+    for earlier, later in pairwise(found):
         if earlier.name == later.name and earlier.value != later.value:
             raise BrokenPlugin(f"{_where(later)}: {_where(earlier)} has the same name: uninstall one of them")
     return [(point.name, _load(point, arguments)) for point in found]

@@ -124,6 +124,7 @@ class EdgeStore:
         self.dedup = Dedup(root / "dedup", self._dedup_window_s, writable=True)
         self.page = PublishedPage(root / "edge.published", EDGE_MAGIC, writable=True)
         self._append_lock = threading.Lock()
+        self._checkpoint_lock = threading.Lock()
         self._commit = GroupCommit(self.log.flush, self._mark, self._publish)
         self._routes: dict[tuple[str, str], tuple[int, int, int, bytes]] = {}
         self.half_end = self.op_end = 0
@@ -480,28 +481,29 @@ class EdgeStore:
         self.write_checkpoint(clean=False)
 
     def write_checkpoint(self, *, clean: bool) -> None:
-        """Flush everything, then note how far recovery may rely on it. Nobody else may be flushing (see `checkpoint`)."""
-        with self._append_lock:
-            state: dict[str, Any] = {
-                "log_end": self.log.end,
-                "half_end": self.half_end,
-                "op_end": self.op_end,
-                "half_begin": self.page[EdgeSlot.HALF_BEGIN],
-                "positions": sorted(self.next_offset.items()),
-                "clean": clean,
-            }
-        self._commit.check()
-        try:
-            self.log.flush()
-            self._settle_flushed(state["log_end"])
-            for part in (self.half_queue, self.op_queue, self.ends_table.file, self.dedup):
-                part.flush()
-        except FlushFailed as error:
-            # The pages may be lost while they look clean: no later checkpoint may vouch for them.
-            self._commit.fail(error)
-            raise
-        disk.write_json(self.directory.root / CHECKPOINT, state, CHECKPOINT)
-        self._checkpointed = int(state["log_end"])
+        """Flush everything, then note how far recovery may rely on it. One thread at a time."""
+        with self._checkpoint_lock:
+            with self._append_lock:
+                state: dict[str, Any] = {
+                    "log_end": self.log.end,
+                    "half_end": self.half_end,
+                    "op_end": self.op_end,
+                    "half_begin": self.page[EdgeSlot.HALF_BEGIN],
+                    "positions": sorted(self.next_offset.items()),
+                    "clean": clean,
+                }
+            self._commit.check()
+            try:
+                self.log.flush()
+                self._settle_flushed(state["log_end"])
+                for part in (self.half_queue, self.op_queue, self.ends_table.file, self.dedup):
+                    part.flush()
+            except FlushFailed as error:
+                # The pages may be lost while they look clean: no later checkpoint may vouch for them.
+                self._commit.fail(error)
+                raise
+            disk.write_json(self.directory.root / CHECKPOINT, state, CHECKPOINT)
+            self._checkpointed = int(state["log_end"])
 
     def retain(self) -> dict[str, int]:
         """Delete what the job says nobody needs any more: whole files before its low-water marks. Returns how many went."""

@@ -13,6 +13,7 @@ Every step may be interrupted and done again: frames give the same entries, mark
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -29,7 +30,7 @@ from store.errors import Corrupt, CursorBeyondLog
 from store.frames import FrameKind
 from store.progress import Progress
 from store.published import EdgeSlot
-from store.records import ENTRY, NO_POSITION, OpKind, queue_key_of, queue_offset_of
+from store.records import ENTRY, NO_POSITION, QUEUE_ID_BITS, OpKind, queue_key_of, queue_offset_of
 
 if TYPE_CHECKING:
     from store.edge import EdgeStore
@@ -155,6 +156,7 @@ class _Replay:
         self._halves: list[tuple[int, int, int]] = []
         self._ops: list[tuple[int, int, int]] = []
         self._half_first, self._op_first = edge.half_end, edge.op_end
+        self._lost_ops: list[range] = []
 
     def frame(self, at: int, size: int) -> None:
         content = self._edge.log.frame_bytes(at, size)
@@ -236,6 +238,8 @@ class _Replay:
 
     def _skip_ops(self, following: int) -> None:
         self._put_ops()
+        if self._edge.op_end or not self._edge.log.file.begin:
+            self._lost_ops.append(range(self._edge.op_end, following))
         self._edge.op_queue.reach(following)
         self._edge.op_end = self._op_first = following
 
@@ -252,10 +256,24 @@ class _Replay:
             self._op_first += len(self._ops)
             self._ops = []
 
+    def _pass_over_lost_places(self) -> None:
+        """A lost op may have been a commit, and a consumer may have read at the place that it named: no place may be given
+        again. Which queue it was is not known for certain, so each passes over as many as were lost."""
+        places = self._edge.next_offset
+        for op_offset in (number for lost in self._lost_ops for number in lost):
+            half_offset = self._edge.op_queue.entry(op_offset)[2]
+            if 0 <= half_offset < self._edge.half_end:
+                with contextlib.suppress(Corrupt, IndexError):
+                    half = self._edge.read_half(half_offset).fields
+                    places.setdefault(half["topic_no"] << QUEUE_ID_BITS | half["queue_id"], 0)
+        for key in places:
+            places[key] += sum(map(len, self._lost_ops))
+
     def finish(self) -> None:
         """Write what is left and cut the queues behind it: an entry there would point at a frame that was cut."""
         self._put_halves()
         self._put_ops()
+        self._pass_over_lost_places()
         for queue, end in ((self._edge.half_queue, self._edge.half_end), (self._edge.op_queue, self._edge.op_end)):
             if queue.file.starts():
                 queue.cut(end)

@@ -41,7 +41,7 @@ __all__ = ["Problem", "Report", "verify"]
 ROOT_NAMES: Final = (
     FORMAT_FILE,
     *("make.lock", "edge.lock", "job.lock"),
-    *("edge.published", "job.published", "edge.checkpoint", "job.checkpoint", "edge.cursors"),
+    *("edge.published", "job.published", "edge.checkpoint", "job.checkpoint", "edge.cursors", "job.round"),
     *("dictionary", "consumers", "audit", "presence", "dedup"),
     *(JOB_WAKE, EDGE_WAKE),
     *("commitlog", "half", "op", "ends", "transaction", "lost+found"),

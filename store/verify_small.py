@@ -1,4 +1,4 @@
-"""Verify, the edge's small files: delivery cursors, consumers, audit, presence, dedup."""
+"""Verify, the small files: delivery cursors, consumers, audit, presence, dedup, the last round."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from store import dedup, frames
+from store import dedup, disk, frames
 from store.audit import AuditRecord
 from store.consumers import ConsumerKind, decode
 from store.cursor import CURSOR_MAGIC
 from store.dedup import SLOT, SLOT_DTYPE
 from store.directory import StoreDirectory
+from store.errors import Corrupt
 from store.frames import HALF_HEAD
 from store.presence import SEGMENT_BYTES as PRESENCE_SEGMENT_BYTES
 from store.records import ENTRY
@@ -37,6 +38,17 @@ def check_small_files(directory: StoreDirectory, edge: EdgeSide, job: JobSide, f
     _check_audit(root / "audit", edge, findings)
     _check_presence(root / "presence", edge, findings)
     _check_dedup(root / "dedup", edge, findings, quick)
+    _check_round(root / "job.round", findings)
+
+
+def _check_round(path: Path, findings: Findings) -> None:
+    try:
+        found = disk.read_json(path)
+    except Corrupt as error:
+        findings.add(path, error.offset, error.reason)
+        return
+    if found is not None and not all(isinstance(found.get(name), int) for name in ("round_no", "begun_ms")):
+        findings.add(path, 0, "round_no or begun_ms is missing")
 
 
 def _check_cursors(path: Path, job: JobSide, findings: Findings) -> None:

@@ -10,15 +10,17 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 from random import Random
 
 import pytest
 
-from store.errors import BatchBeyondCursor
+from escrow.settings import load
 from store.records import OpKind, State
 from store.verify import verify
 from streaming.clock import ALERT_FILE
 from streaming.errors import JobStopped
+from streaming.session import make_run_directory
 from tests.integration.job_world import JobWorld
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -45,8 +47,9 @@ def test_batch_boundaries_do_not_matter(make_world):
         if world.job is None:
             world.start_job()
         world.settle()
-        results.append((world.queue_bytes(), world.job.store.table.rows_of(0).tobytes(), world.job.store.marker.totals))
         world.assert_gauge()
+        results.append((world.queue_bytes(), world.job.store.table.rows_of(0).tobytes(), world.job.store.marker.totals))
+        world.stop_job()
     assert results[0] == results[1] == results[2]
 
 
@@ -141,24 +144,44 @@ def test_checkpoint_deleted_older_or_newer(make_world, tmp_path):
     world.assert_gauge()
 
 
-def test_a_batch_beyond_the_cursor_is_never_settled(world, make_world):
-    """A checkpoint newer than the store: what lies between would be lost, so the job ends and says why."""
-    other = make_world(name="other")
-    for each in (world, other):
-        each.halves(b"%d" % n for n in range(10))
+def test_a_checkpoint_newer_than_the_store(world, tmp_path):
+    """What lies between would be lost: the batch is refused, the job ends, and the next start, with a new checkpoint, settles all."""
     world.settle()
-    feed = world.job.settler
-    from streaming.settle import Feed
+    world.stop_job()
+    kept = ("transaction", "job.checkpoint", "job.published")
+    for name in kept:
+        _copy(world.settings.store_dir / name, tmp_path / name)
+    world.start_job()
+    world.end_all(world.halves(b"%d" % n for n in range(10)), OpKind.COMMIT)
+    world.settle()
+    world.stop_job()
+    world.start_job()  # starts at 10
+    world.end_all(world.halves(b"%d" % n for n in range(10, 20)), OpKind.COMMIT)
+    world.settle()
+    world.stop_job()
+    for name in kept:  # the job's side of the store as it was: its cursor stands at 0
+        _copy(tmp_path / name, world.settings.store_dir / name)
+    shutil.copytree(world.settings.spark_dir / "checkpoint-3", world.settings.spark_dir / "checkpoint-4")
+    world.start_job()
+    with pytest.raises(JobStopped, match="BatchBeyondCursor"):
+        world.job.run_batch()
+    assert world.job.store.marker.half_cursor == 0
+    world.stop_job()
+    world.start_job()
+    world.settle()
+    assert sorted(world.released()) == sorted(b"%d" % n for n in range(20))
 
-    with pytest.raises(BatchBeyondCursor):
-        feed.settle(Feed(11, 12, 0, 0), world.clock.now_ms())
-    assert world.job.store.marker.half_cursor == 10
+
+def _copy(source: Path, target: Path) -> None:
+    if target.is_dir():
+        shutil.rmtree(target)
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copy(source, target)
 
 
 def test_the_process_gives_every_start_a_new_checkpoint(tmp_path):
-    from escrow.settings import load
-    from streaming.session import make_run_directory
-
     settings = load(None, [f"dataDir={tmp_path}"], {})
     first = make_run_directory(settings)
     (first / "checkpoint").mkdir()

@@ -57,6 +57,7 @@ class Child:
             _live(theirs, history, main)
         os.close(theirs)
         self.status: int | None = None
+        self._rest = b""
 
     def __enter__(self) -> Child:
         return self
@@ -82,19 +83,31 @@ class Child:
 
     def events(self) -> Iterator[tuple[Any, ...]]:
         """What it tells, until its end. What is told becomes part of the history here."""
-        rest = b""
         while True:
             if not select.select([self._fd], [], [], PATIENCE_S)[0]:
                 raise AssertionError(f"child {self.pid} hangs")
             data = os.read(self._fd, 1 << 16)
             if not data:
                 return
-            rest += data
-            while len(rest) >= _HEAD.size and len(rest) >= (size := _HEAD.size + _HEAD.unpack_from(rest)[0]):
-                event = pickle.loads(rest[_HEAD.size : size])
-                rest = rest[size:]
-                self._learn(event)
-                yield event
+            self._rest += data
+            yield from self._told()
+
+    def ready_events(self) -> Iterator[tuple[Any, ...]]:
+        """What it has told so far."""
+        while select.select([self._fd], [], [], 0)[0]:
+            data = os.read(self._fd, 1 << 16)
+            if not data:
+                self.wait()
+                return
+            self._rest += data
+            yield from self._told()
+
+    def _told(self) -> Iterator[tuple[Any, ...]]:
+        while len(self._rest) >= _HEAD.size and len(self._rest) >= (size := _HEAD.size + _HEAD.unpack_from(self._rest)[0]):
+            event = pickle.loads(self._rest[_HEAD.size : size])
+            self._rest = self._rest[size:]
+            self._learn(event)
+            yield event
 
     def _learn(self, event: tuple[Any, ...]) -> None:
         kind, *rest = event

@@ -13,6 +13,7 @@ from pathlib import Path
 KILLS = 240
 KILLS_PER_LIFE = 8
 KILLS_PER_STORM = 20
+KILLS_PER_PAIR = 30
 REPLAY = "ESCROW_SEED" in os.environ
 SEED = int(os.environ.get("ESCROW_SEED", "20270115"))
 

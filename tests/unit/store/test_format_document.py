@@ -29,7 +29,7 @@ from streaming.settle import Settler, read_feed
 DOCUMENT = Path(store.__file__).with_name("FORMAT.md")
 TEXT = DOCUMENT.read_text()
 T0_MS = 1_800_000_000_000
-TYPES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "i32": "<i4", "i64": "<i8", "8×i64": ("<i8", (8,))}
+TYPES: dict[str, Any] = {"u8": "u1", "u16": "<u2", "u32": "<u4", "i32": "<i4", "i64": "<i8", "8×i64": ("<i8", (8,))}
 
 
 def tables(kind: str) -> list[tuple[str, list[list[str]]]]:

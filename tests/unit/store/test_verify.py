@@ -419,7 +419,7 @@ def test_a_log_behind_the_cursor_is_named(pristine: Path, root: Path) -> None:
         path = root / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         copy = shutil.copytree if (pristine / name).is_dir() else shutil.copy
-        copy(pristine / name, path)  # type: ignore[operator]
+        copy(pristine / name, path)
     assert any("settled up to half 14 and op 14, but the log ends at 13 and 14" in reason for _, _, reason in named(root))
 
 

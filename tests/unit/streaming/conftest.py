@@ -1,7 +1,8 @@
-"""One service in a directory of its own for each test."""
+"""One service in a directory of its own for each test, and no waiting for the disk."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,15 @@ import pytest
 
 from store import disk
 from tests.support.service import ROOMY, SMALLEST, Service
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing here outlives its process, so what the system holds is enough. (tests/faults kills and tears for real.)"""
+    monkeypatch.setattr(os, "fsync", lambda _fd: None)
+    monkeypatch.setattr(os, "fdatasync", lambda _fd: None)
+    yield
+    disk.arm(None)
 
 
 @pytest.fixture
