@@ -437,7 +437,7 @@ class JobStore:
         for queue_key in self.catalogue.queue_keys():
             begin, end = self.catalogue.extent(queue_key)
             queue = self._queue(topic_queue_name(*topic_of_key(queue_key)))
-            first = self.ledger.first_kept(queue, begin, end)
+            first = self.ledger.first_readable(queue, begin, end)
             self.catalogue.raise_begin(queue_key, first)
             removed += queue.remove_before(first)
         for name in ("check", "proposal", "discard", "quarantine"):

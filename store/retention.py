@@ -125,6 +125,23 @@ class Ledger:
             first = stop
         return end
 
+    def first_readable(self, queue: ConsumeQueue, begin: int, end: int) -> int:
+        """The first message behind the last entry of begin … end whose frame is before the log's low-water mark.
+
+        A topic's entries stand in the order of their release, not of their frames: an entry before that last one may point into a
+        segment that is still there, but it was released even earlier, so its time is over too. Holes at the front are passed over.
+        """
+        first = -1
+        for start in range(begin, end, 65_536):
+            entries = queue.read(start, min(end, start + 65_536))
+            there, kept = entries["size_bytes"] > 0, entries["commit_log_offset"] >= self.log_low_water
+            gone = np.flatnonzero(there & ~kept)
+            after = int(gone[-1]) + 1 if len(gone) else 0
+            if len(gone) or first < 0:
+                readable = np.flatnonzero(there[after:])
+                first = start + after + int(readable[0]) if len(readable) else -1
+        return end if first < 0 else first
+
 
 def _touch(touches: dict[int, int], places: Ints, size: int, at_ms: int) -> None:
     for number in distinct(places // size):

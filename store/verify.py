@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from store.directory import FORMAT_FILE, StoreDirectory, format_crc
-from store.errors import Corrupt, StoreError
+from store.errors import Corrupt
 from store.verify_edge import EdgeSide
 from store.verify_files import Findings, Problem, Report, check_names
 from store.verify_job import JobSide
@@ -124,11 +124,3 @@ def _summary(edge: EdgeSide, job: JobSide, findings: Findings) -> dict[str, obje
     if findings.notes:
         summary["notes"] = findings.notes
     return summary
-
-
-def is_sound(path: Path) -> bool:
-    """Whether verify finds nothing; False also where there is no store."""
-    try:
-        return not verify(path).problems
-    except StoreError:
-        return False

@@ -1,9 +1,9 @@
 """The clock of the job: wall time in milliseconds, and whether it may be trusted for discards.
 
 Stored times are wall times of this machine, so ages are differences of wall times. A wall clock may jump; a half must not be
-discarded because it did. So the job watches wall time against the time since boot. When they part by more than clockDriftMax (60 s), or when
-the wall clock stands before the last settled batch, discards stop and `clock.alert` is written into the store's directory. It stays,
-over restarts too, until an operator has looked and removes it (`escrow clock confirm`, or rm): from then on the new time counts.
+discarded because it did. So the job watches wall time against the time since boot. When they part by more than clockDriftMax
+(60 s), or when the wall clock stands before the last settled batch, discards stop and `clock.alert` is written into the store's
+directory. It stays, over restarts too, until an operator has looked and removes it: from then on the new time counts.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def watch_store(metrics: JobMetrics, store: JobStore, guard: ClockGuard, clock: 
 
 
 def oldest_pending_s(store: JobStore, now_ms: int) -> float:
-    """Age of the first pending row. Halves are numbered in the order of their stored times; a resumed one is younger than it looks."""
+    """Age of the first pending row. Halves are numbered in the order of stored times; a resumed one may be younger."""
     if not store.marker.pending:
         return 0.0
     try:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,7 +54,7 @@ LOG: Final = logging.getLogger("escrow.job")
 TICK_S: Final = 0.25
 HEARTBEAT_S: Final = 1.0
 STOP_S: Final = 6.0
-WARM_UP_BATCHES: Final = 60
+WARM_UP_BATCHES: Final = 50
 
 Bools = npt.NDArray[np.bool_]
 
@@ -78,7 +79,9 @@ class JobService:
         self._lock = threading.Lock()
         self._batch_done = threading.Condition()
         self._stopping = threading.Event()
-        self._tick_seen = self.store.page[JobSlot.TICK]
+        # Ticks grow over all starts, whatever became of the page: no checkpoint may know a later one.
+        self.store.page[JobSlot.TICK] = max(self.store.page[JobSlot.TICK] + 1, time.time_ns() // 1_000_000)
+        self._tick_seen = 0
         self._retain_at_ms = now_ms + settings.retention_interval_ms
         self._query: StreamingQuery | None = None
         self._ticker = threading.Thread(target=self._run_ticker, name="ticker", daemon=True)
@@ -100,9 +103,8 @@ class JobService:
             op=marker.op_cursor,
             records_max=self.settings.max_records_per_batch,
         )
-        writer = (
-            stream.load().writeStream.foreachBatch(self._on_batch).queryName(FORMAT).option("checkpointLocation", str(checkpoint))
-        )
+        writer = stream.load().writeStream.foreachBatch(self._on_batch).queryName(FORMAT)
+        writer = writer.option("checkpointLocation", str(checkpoint))
         # Takes both checkpoint writes out of the batch. Safe because the store's cursor decides, not Spark's.
         writer = writer.option("asyncProgressTrackingEnabled", "true").option("asyncProgressTrackingCheckpointIntervalMs", "60000")
         self._query = writer.option("_asyncProgressTrackingOverrideSinkSupportCheck", "true").start()
@@ -228,17 +230,7 @@ class JobService:
 
     def _notify(self, effects: Any) -> None:
         marker = self.store.marker
-        names = (
-            "sequence",
-            "now_ms",
-            "half_cursor",
-            "op_cursor",
-            "round_no",
-            "check_end",
-            "proposal_end",
-            "discard_end",
-            "quarantine_end",
-        )
+        names = [field.name for field in fields(Applied) if hasattr(marker, field.name)]
         counts = {effect.name: count for effect, count in effects.items()}
         applied = Applied(
             **{name: getattr(marker, name) for name in names},

@@ -81,8 +81,8 @@ def spark_conf(settings: Settings, run: Path, log4j: Path) -> dict[str, str]:
         f"-Descrow.log.bytes={settings.log_file_bytes}",
         f"-Descrow.log.files={settings.log_files}",
         f"-Djava.io.tmpdir={run}",
-        # Small heap, one small batch after another, two cores. Measured: with the first compiler alone Java is warm after some 50 batches
-        # instead of some 300, and a warm batch takes 33 ms of CPU instead of 42; the records themselves are numpy's work, not Java's.
+        # Small heap, small batches, two cores. Measured: with the first compiler alone Java is warm after some 50 batches instead
+        # of some 300, and a warm batch takes 33 ms of CPU instead of 42; the records themselves are numpy's work, not Java's.
         "-XX:TieredStopAtLevel=1",
         "-XX:+UseSerialGC",
         "-Xss512k",

@@ -169,9 +169,13 @@ def test_full_disk(mount: Mount) -> None:
     service = Service(root)
     stored = service.send(b"first")
     ballast.write_bytes(bytes(256 << 10))
-    with pytest.raises(StoreUnusable, match="disk is full"):
-        for _ in range(100):
+    refused = None
+    while refused is None:
+        try:
             stored += service.send(b"x" * 20_000)
+        except StoreUnusable as error:
+            refused = str(error)
+    assert "disk is full" in refused
     assert service.edge.half_end == len(stored), "what was refused has no number"
     for half in stored[:10]:
         assert service.end(half, OpKind.COMMIT).verdict.value == "accepted", "ends need no room that is not there already"
@@ -360,4 +364,3 @@ def test_missing_segment_in_the_middle(fast_path: Path, directory: str) -> None:
         EdgeStore(root)
     assert names[1] in str(raised.value)
     assert truth(root) == before
-

@@ -1,7 +1,8 @@
 """SIGKILL at every named failpoint and at random instants; afterwards the store must be what its users were told.
 
 A *life* is one store with several kills, some of them during the recovery from the one before. Replay a failing life with
-ESCROW_SEED=<the seed that the failure names>; the kills at random instants are then at about the same places, the others at the very same.
+ESCROW_SEED=<the seed that the failure names>; the kills at random instants are then at about the same places, the others at
+the very same.
 """
 
 from __future__ import annotations
@@ -49,11 +50,7 @@ def ways(point: str) -> list[str]:
 
 def aims() -> list[Aim]:
     """Every failpoint, every way to die at it, at its first pass."""
-    return [
-        Aim(point, way, 1, frozenset(during))
-        for point, during in sorted(failpoints().items())
-        for way in ways(point)
-    ]
+    return [Aim(point, way, 1, frozenset(during)) for point, during in sorted(failpoints().items()) for way in ways(point)]
 
 
 # --- children -------------------------------------------------------------------------------------------------------------
@@ -169,4 +166,3 @@ def _any_aim(rng: Random, during: str = "") -> Aim:
     where = failpoints()[point]
     passes = where[during] if during else sum(where.values()) // 7
     return Aim(point, rng.choice(ways(point)), rng.randint(1, max(1, min(passes, 60))), frozenset(where))
-

@@ -1,7 +1,7 @@
 """Edge and job in processes of their own, as in a deployment; one of them is killed, again and again, and the other goes on.
 
-The edge's process tells what it does; a new edge first finds out what became of its predecessor's last action. The job's process settles,
-checks and retains without telling anybody anything but its time, until it is told to stop.
+The edge's process tells what it does; a new edge first finds out what became of its predecessor's last action. The job's process
+settles, checks and retains without telling anybody anything but its time, until it is told to stop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from store.errors import StoreError
 from tests.faults.test_kills import Aim, _any_aim
 from tests.support.check_store import check_store, resolve
 from tests.support.children import Child, Teller
-from tests.support.history import RETENTION_MS, Checkpoint, History, Retain, Round, Settle
+from tests.support.history import RETENTION_MS, Action, Checkpoint, History, Retain, Round, Settle
 from tests.support.points import failpoints
 from tests.support.world import World, settle_all
 
@@ -79,7 +79,7 @@ def job_process(root: Path, seed: int, aim: Aim | None, stop: Stop) -> Callable[
         while not stop.given(0.001):
             now_ms += rng.choice((0, 100, 3000))
             round_no += rng.random() < 0.05
-            actions = [
+            actions: list[Action] = [
                 Settle(rng.choice((1, 5, 1 << 20)), 3, now_ms),
                 Round(round_no, now_ms + 30_000),
                 Retain(now_ms + (RETENTION_MS if rng.random() < 0.2 else 0)),

@@ -35,7 +35,7 @@ def _play(world: JobWorld, seed: int) -> None:
         chance.shuffle(waiting)
         ended, waiting = waiting[: len(waiting) // 2], waiting[len(waiting) // 2 :]
         world.end_all(ended, OpKind.COMMIT if chance.random() < 0.7 else OpKind.ROLLBACK)
-        if world.job is not None and chance.random() < 0.3:
+        if chance.random() < 0.3 and world.job is not None:
             world.job.run_batch()
 
 
@@ -145,7 +145,7 @@ def test_checkpoint_deleted_older_or_newer(make_world, tmp_path):
 
 
 def test_a_checkpoint_newer_than_the_store(world, tmp_path):
-    """What lies between would be lost: the batch is refused, the job ends, and the next start, with a new checkpoint, settles all."""
+    """What lies between would be lost: the batch is refused and the job ends. The next start has a new checkpoint and settles all."""
     world.settle()
     world.stop_job()
     kept = ("transaction", "job.checkpoint", "job.published")

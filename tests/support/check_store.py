@@ -30,6 +30,7 @@ from store.job import JobStore
 from store.published import EdgeSlot
 from store.reader import TopicReader, topic_queue_name
 from store.records import OpKind, State, check_count_of, pack_position, state_of, topic_of_key
+from store.verify import verify
 from tests.support.history import RETENTION_MS, Ask, EndMany, History, Prepare, Send, Sent, Wish, ident_of
 from tests.support.world import drop, open_edge, open_job, settle_all
 
@@ -94,8 +95,6 @@ def check_open(edge: EdgeStore, job: JobStore, history: History) -> None:
 
 
 def check_verify(root: Path) -> None:
-    import os; from store.verify import verify
-    if os.environ.get("NOVERIFY"): return  # TEMPORARY
     problems = verify(root).problems
     assert not problems, f"verify: {problems[:3]}"
 
@@ -273,7 +272,9 @@ def _check_released(found: Found, history: History) -> None:
 
 def _check_place(ident: int, position: int | None, found: Found, history: History) -> None:
     if ident in found.released:
-        assert position in (None, found.released[ident]), f"message {ident} lies at {found.released[ident]}, promised was {position}"
+        assert position in (None, found.released[ident]), (
+            f"message {ident} lies at {found.released[ident]}, promised was {position}"
+        )
         return
     released_ms = [half.changed_ms for half in history.halves.values() if half.sent.ident == ident]
     released_ms += [history.messages[ident][1]] if ident in history.messages else []

@@ -8,11 +8,11 @@ directory as it could look after the power failed at this instant:
   a mapping count as unflushed too: they are found by reading the file.
 - names follow a journal: creating, renaming and removing become durable in the order in which they were done, at the latest when
   their directory is flushed; a crash keeps any beginning of what was not.
-- after a flush that failed (`fail_sync`) the system counts the pages as clean: flushing again succeeds and writes nothing, until they are
-  written again.
+- after a flush that failed (`fail_sync`) the system counts the pages as clean: flushing again succeeds and writes nothing, until
+  they are written again.
 
-The files themselves are real and live in the watched directory. Every watched call is an instant at which `on_step` may take an image,
-or raise `Killed` to stop the process there; `forget_process` then closes what it had open.
+The files themselves are real and live in the watched directory. Every watched call is an instant at which `on_step` may take an
+image, or raise `Killed` to stop the process there; `forget_process` then closes what it had open.
 """
 
 from __future__ import annotations
@@ -33,9 +33,13 @@ from store.segments import SegmentedFile, segment_name
 
 SECTOR = 512
 _VOLATILE = (".lock", ".wake")
+_CALLS = (
+    *("open", "close", "pwrite", "write", "ftruncate", "posix_fallocate", "fsync", "fdatasync"),
+    *("rename", "replace", "unlink", "remove", "mkdir", "rmdir"),
+)
 
 
-class Killed(BaseException):  # noqa: N818  no error: an event
+class Killed(BaseException):
     """The process ends here."""
 
 
@@ -96,18 +100,16 @@ class PowerDisk:
     @contextlib.contextmanager
     def active(self) -> Iterator[PowerDisk]:
         """Watch all calls of this process until the block ends."""
-        names = ("open", "close", "pwrite", "write", "ftruncate", "posix_fallocate", "fsync", "fdatasync")
-        names += ("rename", "replace", "unlink", "remove", "mkdir", "rmdir")
-        kept = {name: getattr(os, name) for name in names}
+        kept = {name: getattr(os, name) for name in _CALLS}
         self._real = kept
         mark_dirty = SegmentedFile.mark_dirty
         for name, call in kept.items():
             setattr(os, name, self._watch(name, call))
-        SegmentedFile.mark_dirty = self._watch_mapping(mark_dirty)  # type: ignore[method-assign]
+        setattr(SegmentedFile, "mark_dirty", self._watch_mapping(mark_dirty))  # noqa: B010
         try:
             yield self
         finally:
-            SegmentedFile.mark_dirty = mark_dirty  # type: ignore[method-assign]
+            setattr(SegmentedFile, "mark_dirty", mark_dirty)  # noqa: B010
             for name, call in kept.items():
                 setattr(os, name, call)
 

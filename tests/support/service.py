@@ -222,7 +222,10 @@ class Service:
     # --- looking ------------------------------------------------------------------------------------------------------
     def queue(self, name: str, first: int, stop: int) -> np.ndarray[Any, Any]:
         """Entries of check, proposal, discard or quarantine queue."""
-        return TopicReader(self.job.directory).queue(name).read(first, stop).copy()
+        topics = TopicReader(self.job.directory)
+        entries = topics.queue(name).read(first, stop).copy()
+        topics.close()
+        return entries
 
     def group_of(self, half_offset: int) -> str:
         """The producer group of a half; nobody's where it cannot be read."""
@@ -281,6 +284,7 @@ def read_topic(root: Path, topic: str) -> list[Delivered]:
         for number, entry in enumerate(entries, first):
             if entry["size_bytes"]:
                 found.append(Delivered(topic, queue_id, number, log.frame(entry)))
+    topics.close()
     log.close()
     return found
 

@@ -3,7 +3,7 @@
 - a pending half is never lost: it can be read, and its end is accepted;
 - a message that became visible less than fileReservedTime ago is visible, at the place that it always had;
 - an id is answered `gone` only if its half ended longer ago than that, and then nothing is executed;
-- a queue's beginning and end never go back, and everything between them can be read, after a rebuild too.
+- a queue's beginning never goes back (but for a rebuild), and everything from there to its end can be read, after a rebuild too.
 
 A failure names its seed; `ESCROW_SEED=n` plays that one alone.
 """
@@ -160,6 +160,9 @@ class Play:
         assert self.service.edge.recovery.damage == []
         assert self.service.job.recovery.rebuilt is rebuild, self.service.job.recovery.reason
         assert self.service.job.marker == marker
+        if rebuild:
+            # Messages older than retention whose bodies are still there may be offered again: their rows are not all known any more.
+            self.model.begins.clear()
         self.check_topics()
 
     # --- what must hold -------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import struct
@@ -171,15 +172,23 @@ def test_sound_beside_busy_writers(tmp_path: Path) -> None:
     sample = Sample(root)
 
     def work() -> None:
-        while not stop.is_set():
-            halves = sample.edge.prepare([Message("g", "t", b"x" * 100) for _ in range(5)], T0_MS)
-            sample.edge.end([End(half, OpKind.COMMIT if half % 2 else OpKind.ROLLBACK, "g") for half in halves], T0_MS)
+        """Halves, ends, settlements, check rounds, and a retention that removes files of every kind."""
+        for number in itertools.count(1):
+            if stop.is_set():
+                return
+            halves = sample.edge.prepare([Message("g", "t", b"x" * 400) for _ in range(5)], sample.now_ms)
+            sample.edge.end([End(half, OpKind.COMMIT if half % 2 else OpKind.ROLLBACK, "g") for half in halves], sample.now_ms)
             sample.settle()
+            if number % 20 == 0:
+                sample.check_round(number)
+                sample.sleep(5)
+                sample.job.retain(sample.now_ms, 6000)
+                sample.edge.retain()
 
     writer = threading.Thread(target=work)
     writer.start()
     try:
-        for _ in range(25):
+        for _ in range(60):
             assert verify(root).problems == []
     finally:
         stop.set()
