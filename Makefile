@@ -3,6 +3,8 @@
 #
 #   make PYTHON=python3.12 test    another interpreter than python3
 #   make test PYTEST="-k redo -x"  more arguments for pytest
+#   make chaos KILLS=50 SEED=7     a shorter campaign, or the same again
+#   make soak MINUTES=5            a shorter soak
 #   make lock UPGRADE=1            newer versions, not only what pyproject.toml asks for
 
 SHELL := /bin/sh
@@ -13,12 +15,15 @@ SHELL := /bin/sh
 PYTHON ?= python3
 PYTEST ?=
 UPGRADE ?=
+KILLS ?= 300
+SEED ?=
+MINUTES ?= 30
 RUN ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --retries 8
-BENCHES := bench-store
+BENCHES := bench-store bench-streaming
 
 # The environment is rebuilt, whatever its age, when its interpreter has gone, when the checkout has moved, and when PYTHON
 # was named and is of another version.
@@ -29,7 +34,7 @@ ifneq ($(HAVE),$(WANT))
 STALE := stale
 endif
 
-.PHONY: help run test lint format bench $(BENCHES) crash lock clean venv stale
+.PHONY: help run test lint format bench $(BENCHES) crash chaos soak lock clean venv stale
 
 help: ## list the tasks (this)
 	@echo "Escrow. Two commands matter: make run, make test. All of them:"
@@ -59,8 +64,17 @@ bench: $(BENCHES) ## all benchmarks
 bench-store: venv ## benchmarks of the store
 	$(BIN)/python -m benchmarks.store
 
+bench-streaming: venv ## benchmarks of the streaming job, with real Spark (about 6 minutes)
+	$(BIN)/python -m benchmarks.streaming
+
 crash: venv ## the long crash campaign: 5000 kills
 	$(BIN)/python -m pytest tests/faults --kills=5000 --timeout=0 $(PYTEST)
+
+chaos: venv ## the long chaos campaign: 300 kills of the whole service, Spark included
+	$(BIN)/python -m tests.chaos.campaign --kills=$(KILLS) $(if $(SEED),--seed=$(SEED))
+
+soak: venv ## 30 minutes of constant load: memory and files at both ends
+	$(BIN)/python -m benchmarks.soak --minutes=$(MINUTES)
 
 lock: ## resolve requirements/*.lock again, from pyproject.toml
 	@sh scripts/preflight.sh "$(PYTHON)"

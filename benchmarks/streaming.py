@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def running(service: JobService, spark: SparkSession) -> Iterator[None]:
 
 
 def gaps_s(times: list[float]) -> list[float]:
-    return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    return [later - earlier for earlier, later in pairwise(times)]
 
 
 # --- figures ---------------------------------------------------------------------------------------------------------------
@@ -206,11 +207,11 @@ def wait_for(true: Callable[[], bool], timeout_s: float = 300.0) -> None:
 def idle_cores(root: Path, for_s: float = 45.0) -> float:
     """CPU of `escrow run` and everything under it, over more than one check interval."""
     flags = [word for flag in ("listenPort=0", "edgeMetricsPort=0", "jobMetricsPort=0") for word in ("--set", flag)]
+    root.mkdir(parents=True)
     out = root / "out"
+    command = [sys.executable, "-m", "escrow", "run", "--data", str(root / "data"), *flags]
     with open(out, "w") as said:
-        run = subprocess.Popen(
-            [sys.executable, "-m", "escrow", "run", "--data", str(root / "data"), *flags], stdout=said, stderr=said
-        )
+        run = subprocess.Popen(command, stdout=said, stderr=said)
     try:
         wait_for(lambda: "ready" in out.read_text() or run.poll() is not None, 200.0)
         time.sleep(10.0)
@@ -242,33 +243,41 @@ def cpu_s(root_pid: int) -> float:
     return total
 
 
-def main() -> None:
-    print(f"before: {load()}", flush=True)
-    figures: dict[str, float] = {}
-    with scratch() as root:
-        spark_settings = settings_at(root / "spark")
-        spark = start_spark(spark_settings, make_run_directory(spark_settings))
-        floors = [floor_s(root / "floor-1", spark)]
+def with_spark(root: Path, wanted: set[str]) -> None:
+    """The figures that need a Spark in this process; printed as they come."""
+    at = settings_at(root / "spark")
+    spark = start_spark(at, make_run_directory(at))
+    batch_s = 0.0
+    if wanted & {"visible", "pending"}:
+        before_s = floor_s(root / "floor-1", spark)
         p50, p99, batch_s = visible_s(root / "visible", spark)
-        floors.append(floor_s(root / "floor-2", spark))
-        floor = statistics.mean(floors)
-        figures["streaming.floor_batch_ms"] = floor * 1000
-        figures["streaming.visible_p50_over_floor"] = p50 / floor
-        figures["streaming.visible_p99_over_floor"] = p99 / floor
-        figures["streaming.settled_records_per_s"] = settled_per_s(root / "backlog", spark)
-        _, _, full_s = visible_s(root / "pending", spark, pending_million)
-        figures["streaming.batch_slowdown_1m_pending"] = full_s / batch_s
-        figures["streaming.check_round_1m_s"] = check_round_s(root / "round", spark)
-        jvm: Any = spark.sparkContext._gateway
-        spark.stop()
-        jvm.proc.kill()
-        figures["streaming.idle_cpu_cores"] = idle_cores(root / "idle")
+        floor = (before_s + floor_s(root / "floor-2", spark)) / 2
+        report({"streaming.floor_batch_ms": floor * 1000, "streaming.settling_batch_ms": batch_s * 1000})
+        report({"streaming.visible_p50_over_floor": p50 / floor, "streaming.visible_p99_over_floor": p99 / floor})
+    if "backlog" in wanted:
+        report({"streaming.settled_records_per_s": settled_per_s(root / "backlog", spark)})
+    if "pending" in wanted:
+        full_s = visible_s(root / "pending", spark, pending_million)[2]
+        report({"streaming.batch_slowdown_1m_pending": full_s / batch_s})
+    if "round" in wanted:
+        report({"streaming.check_round_1m_s": check_round_s(root / "round", spark)})
+    gateway: Any = spark.sparkContext._gateway
+    spark.stop()
+    gateway.proc.kill()
+
+
+def main(wanted: set[str]) -> None:
+    print(f"before: {load()}", flush=True)
+    with scratch() as root:
+        if wanted - {"idle"}:
+            with_spark(root, wanted)
+        if "idle" in wanted:
+            report({"streaming.idle_cpu_cores": idle_cores(root / "idle")})
     print(f"after: {load()}")
-    report(figures)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--producer"]:
         producer(Path(sys.argv[2]), float(sys.argv[3]))
     else:
-        main()
+        main(set(sys.argv[1:]) or {"visible", "backlog", "pending", "round", "idle"})

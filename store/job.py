@@ -9,6 +9,7 @@ job.checkpoint.
     marker       of the last batch before redo_end
     clean        true when the job closed in order: redo_end is then the end of the redo log
     ledger       what retention knows, see `retention.py`
+    queues       [queue key, begin, end] of the topic queues: after retention the redo log alone does not tell them
 
 Settling, in this order: room in the redo log → batch into the redo log, flush → rows → queues → publish. Everything after the
 flush is
@@ -396,6 +397,7 @@ class JobStore:
             "redo_end": self.redo.end,
             "marker": redo_log.marker_to_dict(self.marker),
             "ledger": self.ledger.to_dict(),
+            "queues": [(key, *self.catalogue.extent(key)) for key in self.catalogue.queue_keys()],
             "clean": clean,
         }
         disk.write_json(self.directory.root / CHECKPOINT, state, CHECKPOINT)
@@ -487,7 +489,7 @@ class JobStore:
             reason = "" if state else "there is no checkpoint"
         except Corrupt as error:
             state, reason = None, str(error)
-        generation = self.directory.current_generation()
+        generation, noted = self.directory.current_generation(), state
         if state is not None and state["generation"] != generation:
             reason = f"the checkpoint speaks of generation {state['generation']}, not {generation}"
             state = None
@@ -497,7 +499,7 @@ class JobStore:
         if state is not None:
             reason = self._resume_from(state, progress)
         if reason and not fresh:
-            self._rebuild(generation or 0, reason, progress)
+            self._rebuild(generation or 0, reason, noted, progress)
         elif fresh:
             self._open_generation(1, Marker(), Ledger(self.directory.geometry))
             self.directory.switch_generation(1)
@@ -570,7 +572,7 @@ class JobStore:
             self.redo.end = window[-1].end
             self.recovery.entries_replayed += len(entries)
 
-    def _rebuild(self, current: int, reason: str, progress: Progress) -> None:
+    def _rebuild(self, current: int, reason: str, noted: dict[str, Any] | None, progress: Progress) -> None:
         """State table and queues from the redo log, in a generation of their own that is switched to when it is whole."""
         self.recovery.clean, self.recovery.rebuilt, self.recovery.reason = False, True, reason
         number = current + 1
@@ -589,8 +591,19 @@ class JobStore:
         # Messages that retention has taken from the log are not offered again.
         self.ledger.log_low_water = max(self.log.log.file.begin, self.page[JobSlot.LOG_LOW_WATER])
         self._retain_topics()
+        if noted is not None and self.marker.sequence >= max(noted["marker"]["sequence"], self.page[JobSlot.SEQUENCE]):
+            self._keep_extents(noted.get("queues", []))
         self._flush_derived()
         self.directory.switch_generation(number)
+
+    def _keep_extents(self, queues: list[tuple[int, int, int]]) -> None:
+        """A topic's offsets never start again and its begin never goes back: retention may have taken the redo entries that tell.
+        (Only where the redo log is whole: otherwise what is settled again must find its place.)"""
+        for queue_key, begin, end in queues:
+            if queue_key in self.catalogue.queue_keys():
+                self.catalogue.raise_begin(queue_key, begin)
+            else:
+                self.catalogue.extend(queue_key, end, end)
 
     def _compare_with_log(self) -> None:
         half_end, op_end = self.log.ends()

@@ -2,7 +2,7 @@
 
 Stored times are wall times of this machine, so ages are differences of wall times. A wall clock may jump; a half must not be
 discarded because it did. So the job watches wall time against the time since boot. When they part by more than clockDriftMax
-(60 s), or when the wall clock stands before the last settled batch, discards stop and `clock.alert` is written into the store's
+(60 s), or when the wall clock stands before the last settled batch, discards stop and `clock.alert` is written into the data
 directory. It stays, over restarts too, until an operator has looked and removes it: from then on the new time counts.
 """
 
@@ -42,8 +42,8 @@ class SystemClock:
 class ClockGuard:
     """Says whether discards are allowed."""
 
-    def __init__(self, clock: Clock, root: Path, last_batch_ms: int, drift_max_ms: int = DRIFT_MAX_MS) -> None:
-        self._clock, self._path, self._drift_max_ms = clock, root / ALERT_FILE, drift_max_ms
+    def __init__(self, clock: Clock, data_dir: Path, last_batch_ms: int, drift_max_ms: int = DRIFT_MAX_MS) -> None:
+        self._clock, self._path, self._drift_max_ms = clock, data_dir / ALERT_FILE, drift_max_ms
         self._base_ms = self._difference()
         self._alert = self._path.exists()
         behind_ms = last_batch_ms - clock.now_ms()

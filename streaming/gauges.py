@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,10 +94,14 @@ def watch_store(metrics: JobMetrics, store: JobStore, guard: ClockGuard, clock: 
     metrics.watch(metrics.behind, lambda: store.log.ends()[0] - store.marker.half_cursor, queue="half")
     metrics.watch(metrics.behind, lambda: store.log.ends()[1] - store.marker.op_cursor, queue="op")
     for name in TOTALS:
-        metrics.watch(metrics.totals, lambda name=name: store.marker.totals[name], what=name)
+        metrics.watch(metrics.totals, partial(_total, store, name), what=name)
     sizes = _Sizes(store.directory.root)
     for part in _Sizes.PARTS:
-        metrics.watch(metrics.store_bytes, lambda part=part: sizes.of(part), part=part)
+        metrics.watch(metrics.store_bytes, partial(sizes.of, part), part=part)
+
+
+def _total(store: JobStore, name: str) -> int:
+    return store.marker.totals[name]
 
 
 def oldest_pending_s(store: JobStore, now_ms: int) -> float:

@@ -1,7 +1,8 @@
 """Spark's own progress as metrics. (`recentProgress` grows, and Spark's metrics servlet has six gauges: this instead.)
 
-PySpark hands a Python listener every event field by field, some hundred calls into Java: measured, 20 ms of Python
-and 40 ms of Java for each batch, more than all the rest of it. So this one takes an event a second, as one JSON text, and only counts the others.
+PySpark hands a Python listener every event field by field, some hundred calls into Java: measured, 20 ms of Python and 40 ms of
+Java for each batch, more than all the rest of it. So this one takes an event a second, as one JSON text, and only counts the
+others.
 """
 
 from __future__ import annotations
@@ -11,8 +12,13 @@ import time
 from typing import Any, Final
 
 from pyspark import SparkContext
-from pyspark.sql.streaming import StreamingQueryListener
-from pyspark.sql.streaming.listener import JStreamingQueryListener, QueryProgressEvent, QueryStartedEvent, QueryTerminatedEvent
+from pyspark.sql.streaming.listener import (
+    JStreamingQueryListener,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
 
 from escrow.metrics import JobMetrics
 

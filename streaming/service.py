@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from checker.decisions import Decision
 from checker.policy import Policy
@@ -69,7 +69,7 @@ class JobService:
         now_ms = self.clock.now_ms()
         self.metrics = JobMetrics(registry or CollectorRegistry())
         self.store.redo = TimedRedo(self.store.redo, self.metrics.redo_flush_s.observe)  # type: ignore[assignment]
-        self.guard = ClockGuard(self.clock, root, self.store.marker.now_ms, settings.clock_drift_max_ms)
+        self.guard = ClockGuard(self.clock, settings.data_dir, self.store.marker.now_ms, settings.clock_drift_max_ms)
         self.settler = Settler(self.store, Policy.from_ms(**settings.policy_values()))
         self.rounds = Rounds(self.settler, self._live_groups, self.guard.discards_allowed, now_ms)
         self._dictionary = Dictionary(root / "dictionary")

@@ -123,8 +123,9 @@ def start_spark(settings: Settings, run: Path) -> SparkSession:
 
 
 def _gateway(conf: SparkConf, output: IO[bytes]) -> Any:
+    launch: Any = launch_gateway
     try:
-        return launch_gateway(conf=conf, popen_kwargs={"stdout": output, "stderr": output})
+        return launch(conf=conf, popen_kwargs={"stdout": output, "stderr": output})
     except Exception as error:
         raise JobCannotStart(f"the Java side of Spark did not start ({_last_line(Path(output.name)) or error})") from error
 

@@ -44,14 +44,14 @@ class _ReadAhead(threading.Thread):
     def __init__(self, log: LogReader, after: Feed, records_max: int) -> None:
         super().__init__(name="read-ahead", daemon=True)
         self.place = (after.half_stop, after.op_stop)
-        self._read = lambda: read_feed(log, *self.place, records_max)
+        self._log, self._records_max = log, records_max
         self._feed: Feed | None = None
         self._error: BaseException | None = None
         self.start()
 
     def run(self) -> None:
         try:
-            self._feed = self._read()
+            self._feed = read_feed(self._log, *self.place, self._records_max)
         except BaseException as error:
             self._error = error
 

@@ -33,20 +33,27 @@ from tests.chaos.service import DRIVER_KINDS, Service, kill, until
 PRODUCERS = 4
 SETTLE_S = 900.0
 SETTLING_OPS = 20
-#: Long form: out of 100 kills, and how many of each kind's wait until the service is ready.
-WEIGHTS = {"edge": 62, "driver": 12, "jvm": 12, "source": 8, "worker": 6}
-READY_SHARE = {"edge": 0.3, "driver": 0.35, "jvm": 0.35, "source": 0.5, "worker": 0.7}
+#: Who is killed, cycle after cycle, while the service is ready and settles.
+READY_KINDS = ("driver", "jvm", "source", "jvm", "driver", "worker")
 
 Kill = tuple[str, str]
 
 
 def long_schedule(kills: int, rng: random.Random) -> list[Kill]:
-    """The first kill, and one in eight, is of the driver while it settles."""
+    """Cycles, each of one start of Spark: the edge a few times while the job settles, then a part of the job, then, while the job
+    is starting again, the edge and the driver at any moment."""
     made: list[Kill] = []
-    for number in range(kills):
-        kind = rng.choice(DRIVER_KINDS) if number % 8 == 0 else rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-        made.append((kind, "ready" if number % 8 == 0 or rng.random() < READY_SHARE[kind] else "any"))
-    return made
+    cycle = rng.randrange(len(READY_KINDS))
+    while len(made) < kills:
+        starting: list[Kill] = [("edge", "any")] * rng.randint(4, 7) + [
+            (rng.choice(DRIVER_KINDS), "any") for _ in range(rng.randint(1, 2))
+        ]
+        if rng.random() < 0.15:
+            starting.append((rng.choice(("source", "worker")), "any"))
+        rng.shuffle(starting)
+        made += [("edge", "ready")] * rng.randint(2, 4) + [(READY_KINDS[cycle % len(READY_KINDS)], "ready")] + starting
+        cycle += 1
+    return made[:kills]
 
 
 def short_schedule(rng: random.Random) -> list[Kill]:
@@ -116,9 +123,9 @@ class Campaign:
         rest = (port, self.ledger, self.seed, self._stopping)
         self._producers = [Producer(f"producer-{number}", *rest) for number in range(PRODUCERS)]
         self._operator = Operator("operator", *rest)
-        self._consumer = Consumer("consumer", *rest, store=self.data / "store")
+        self.consumer = Consumer("consumer", *rest, store=self.data / "store")
         members = [Member(f"{group}-{number}", *rest, group=group) for group in GROUPS for number in range(2)]
-        self._actors = [*self._producers, *members, self._operator, self._consumer]
+        self._actors = [*self._producers, *members, self._operator, self.consumer]
         for actor in self._actors:
             actor.start()
 
@@ -134,7 +141,7 @@ class Campaign:
                 time.sleep(self.rng.uniform(0, 1.5))
             else:
                 time.sleep(self.rng.choice((0.0, self.rng.uniform(0, 0.3), self.rng.uniform(0, 2.5))))
-            found = until(lambda: service.check_alive() or service.processes()[kind], f"a living {kind}")
+            found = until(lambda: service.processes()[kind], f"a living {kind}")
             was_ready = kind == "edge" or when != "ready" or service.is_ready()
             if was_ready and kill(self.rng.choice(found)):
                 self.outcome.kills[kind, when] += 1
@@ -151,14 +158,16 @@ class Campaign:
         """Nothing new; everything that can be answered for is ended, and settled."""
         for producer in self._producers:
             producer.sending = False
-        for producer in self._producers:
-            until(lambda producer=producer: producer.idle.is_set() or not producer.is_alive(), "producers have said all", SETTLE_S)
+        until(self._all_said, "the producers have said all", SETTLE_S)
         for tx in self.ledger.txs:
             if tx.plan == "for_ever" and not tx.resumed:
                 tx.plan = "silent"
         service.wait_ready()
         until(lambda: self._unsettled(service) == 0, "everything is settled", SETTLE_S, 0.5)
         self._check_problems()
+
+    def _all_said(self) -> bool:
+        return all(producer.idle.is_set() or not producer.is_alive() for producer in self._producers)
 
     def _unsettled(self, service: Service) -> int:
         """Pending halves of groups that answer, and records not yet read."""
@@ -184,7 +193,7 @@ class Campaign:
         self._stopping.set()
         for actor in self._actors:
             actor.join(60)
-        self._consumer.step()
+        self.consumer.step()
         code, took_s = service.stop()
         assert code == 0, service.said()
         assert "had to be killed" not in service.said(), service.said()[-1500:]
@@ -200,7 +209,7 @@ class Campaign:
             "checks_answered": ledger.counts["asked"],
             "conflicts": sum(count for name, count in ledger.counts.items() if name.endswith(" conflict")),
             "messages_sent": len(ledger.messages),
-            **audit(self.data / "store", ledger, self._consumer.seen),
+            **audit(self.data / "store", ledger, self.consumer.seen),
             "duration_s": round(time.monotonic() - self._began_s, 1),
         }
 
@@ -210,7 +219,7 @@ class Campaign:
 
     def _progress(self, done: int, of: int) -> None:
         ended = sum(1 for tx in self.ledger.txs if tx.final)
-        self._say(f"{done} of {of} kills, {len(self.ledger.txs)} transactions, {ended} ended, {len(self._consumer.seen)} consumed")
+        self._say(f"{done} of {of} kills, {len(self.ledger.txs)} transactions, {ended} ended, {len(self.consumer.seen)} consumed")
 
 
 def report(outcome: Outcome) -> None:
@@ -220,7 +229,7 @@ def report(outcome: Outcome) -> None:
     for (kind, when), count in sorted(outcome.kills.items()):
         print(f"chaos.kills_{kind}_{when} {count}")
     for name, value in outcome.figures.items():
-        print(f"chaos.{name} {value:g}" if isinstance(value, float) else f"chaos.{name} {value}")
+        print(f"chaos.{name} {value:.10g}")
 
 
 def main() -> int:

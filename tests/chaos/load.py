@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -300,7 +301,7 @@ class Operator(Actor):
         for tx in [tx for tx in self.ledger.txs if tx.plan == "for_ever" and tx.id and tx.final not in FOR_EVER]:
             if self.stopping.wait(0.05):
                 return
-            found = self.link.once(lambda client, tx=tx: client.transaction(tx.id))
+            found = self.link.once(partial(EdgeClient.transaction, id=tx.id))
             if found is not None and found["state"].startswith("DISCARDED"):
                 self.ledger.counts["discards seen"] += 1
                 self._resume(tx)

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -76,10 +76,10 @@ def until(true: Callable[[], Found], what: str, timeout_s: float = READY_S, ever
 class Service:
     """One `escrow run` over one data directory."""
 
-    def __init__(self, data: Path, *flags: str) -> None:
+    def __init__(self, data: Path, flags: Sequence[str] = FLAGS) -> None:
         self.data, self.mark, self._said = data, uuid.uuid4().hex, data.parent / f"{data.name}.said"
         data.parent.mkdir(parents=True, exist_ok=True)
-        sets = [word for flag in (*FLAGS, *flags) for word in ("--set", flag)]
+        sets = [word for flag in flags for word in ("--set", flag)]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("ESCROW_")}
         with open(self._said, "w") as said:
             self.process = subprocess.Popen(
@@ -114,6 +114,7 @@ class Service:
 
     def processes(self) -> dict[str, list[int]]:
         """Living processes by kind, oldest first."""
+        self.check_alive()
         children: dict[int, list[int]] = {}
         for pid, parent, _ in _all_processes():
             children.setdefault(parent, []).append(pid)
@@ -171,7 +172,7 @@ def _kind(pid: int) -> str:
     except OSError:
         return ""
     if words[0].endswith("java"):
-        return "jvm"
+        return "" if "org.apache.spark.launcher.Main" in words else "jvm"  # the launcher only composes a command line
     marks = {
         "ingest.server": "edge",
         "streaming.job": "driver",

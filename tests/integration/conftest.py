@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,8 @@ def spark(tmp_path_factory):
     settings = load(None, [f"dataDir={tmp_path_factory.mktemp('spark')}"], {})
     session = start_spark(settings, make_run_directory(settings))
     yield session
-    jvm = session.sparkContext._gateway.proc
+    gateway: Any = session.sparkContext._gateway
+    jvm = gateway.proc
     session.stop()
     jvm.stdin.close()
     jvm.wait(20)

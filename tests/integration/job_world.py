@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ class JobWorld:
         message = Message(group, topic, body, {"KEYS": "k"}, immunity_s=immunity_s, **rest)
         return self.edge.prepare([message], self.clock.now_ms())[0]
 
-    def halves(self, bodies: Iterable[bytes], group: str = "g", topic: str = "t") -> range:
+    def halves(self, bodies: Iterable[bytes], group: str = "g", topic: str = "t") -> Sequence[int]:
         """Many at once, spread over the topic's queues."""
         return self.edge.prepare([Message(group, topic, body) for body in bodies], self.clock.now_ms())
 

@@ -145,7 +145,7 @@ def test_checkpoint_deleted_older_or_newer(make_world, tmp_path):
 
 
 def test_a_checkpoint_newer_than_the_store(world, tmp_path):
-    """What lies between would be lost: the batch is refused and the job ends. The next start has a new checkpoint and settles all."""
+    """What lies between would be lost: the batch is refused and the job ends. The next start has a new one and settles all."""
     world.settle()
     world.stop_job()
     kept = ("transaction", "job.checkpoint", "job.published")
@@ -220,7 +220,7 @@ def test_a_jump_of_the_clock_stops_discards_until_confirmed(make_world):
     world.settle()
     assert world.turn_proposals() == []
     assert world.metric("escrow_clock_alert") == 1
-    alert = world.settings.store_dir / ALERT_FILE
+    alert = world.settings.data_dir / ALERT_FILE
     assert json.loads(alert.read_text())["drift_ms"] == 7_200_000
     world.stop_job()
     world.start_job()  # a restart does not forget it

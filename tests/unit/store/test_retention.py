@@ -7,14 +7,16 @@ import os
 import numpy as np
 import pytest
 
+from checker.policy import Policy
 from store import disk, ends
-from store.edge import EdgeStore
+from store.directory import Geometry
+from store.edge import EdgeStore, End
 from store.ends import Verdict
 from store.frames import Message
 from store.job import JobStore
 from store.published import EdgeSlot, JobSlot
 from store.records import OpKind, State
-from streaming.settle import Settler
+from streaming.settle import Settler, read_feed
 from tests.support.service import Service, segment_files
 
 HOUR = 3600
@@ -417,3 +419,31 @@ def test_a_topic_that_nobody_used_for_long_keeps_its_place(tmp_path):
         service.restart(clean=False, rebuild=True)
         traffic(service, 1, size=1, topic="rare", queue_id=0)
         assert [message.queue_offset for message in service.consume("rare")] == [4]
+
+
+def test_a_topic_whose_messages_are_all_gone_keeps_its_offsets_over_a_rebuild(tmp_path):
+    """Retention takes the redo entries too: only the checkpoint still knows how far the queue reached."""
+    now_ms, four_days_ms, retention_ms = 1_700_000_000_000, 4 * 86_400_000, 72 * 3_600_000
+    geometry = Geometry(64 * 1024, 64, 64, 64, 64)
+    with EdgeStore(tmp_path, geometry=geometry, default_queues=1) as edge:
+        with JobStore(tmp_path) as job:
+            settler = Settler(job, Policy())
+
+            def settle(at_ms):
+                settler.settle(read_feed(job.log, job.marker.half_cursor, job.marker.op_cursor), at_ms)
+
+            def send(topic, count, at_ms):
+                for half in edge.prepare([Message("g", topic, bytes(2000))] * count, at_ms):
+                    edge.end([End(half, OpKind.COMMIT, "g")], at_ms)
+                settle(at_ms)
+
+            send("rare", 3, now_ms)
+            send("busy", 200, now_ms)
+            later_ms = now_ms + four_days_ms
+            send("busy", 200, later_ms)
+            for _ in range(3):
+                job.retain(later_ms, retention_ms)
+                edge.retain()
+            assert job.catalogue.extent(0) == (3, 3)
+        with JobStore(tmp_path, rebuild=True) as job:
+            assert job.catalogue.extent(0) == (3, 3)

@@ -106,9 +106,9 @@ def test_transaction_check_interval_is_the_time_between_two_rounds(tmp_path, int
     assert set(pauses) == {between_s}
 
 
-@pytest.mark.parametrize("most", [1, 2, 15, 255])
+@pytest.mark.parametrize("most", [1, 2, 15])
 def test_transaction_check_max_hand_overs_then_one_discard(tmp_path, most):
-    life = live_through(tmp_path, f"transactionCheckMax={most}", EVERY_SECOND, seconds=300)
+    life = live_through(tmp_path, f"transactionCheckMax={most}", EVERY_SECOND, seconds=60)
     assert len(life.asked_at_s) == most
     assert life.state == State.DISCARDED_MAX
     assert life.discarded_at_s > life.asked_at_s[-1] + 1, "a whole interval after the last hand-over"
@@ -116,7 +116,7 @@ def test_transaction_check_max_hand_overs_then_one_discard(tmp_path, most):
 
 @pytest.mark.parametrize(
     ("immunity", "first_s"),
-    [("15", 16), ("100", 101), ("3", 7), ("-1", 7), ("abc", 7), (None, 7)],
+    [("15", 16), ("30", 31), ("3", 7), ("-1", 7), ("abc", 7), (None, 7)],
 )
 def test_check_immunity_time_of_one_message(tmp_path, immunity, first_s):
     """The larger of the message's own grace and transactionTimeOut; it costs no attempt."""
@@ -130,7 +130,7 @@ def test_check_immunity_time_is_for_that_message_only(tmp_path):
         async with world(tmp_path, EVERY_SECOND) as w:
             clockwork = Clockwork(w)
             patient, other = await w.half(immunity_s=60), await w.half()
-            first_asked = {}
+            first_asked: dict[str, int] = {}
             for _ in range(70):
                 for id in await clockwork.second():
                     first_asked.setdefault(id, clockwork.now_s)
@@ -146,7 +146,9 @@ def test_check_transaction_message_atleast_interval_is_an_age_to_exceed_too(tmp_
 
 
 def test_check_transaction_message_enable_false_asks_nobody_and_retention_still_holds(tmp_path):
-    off = live_through(tmp_path / "off", "checkTransactionMessageEnable=false", "fileReservedTime=1", seconds=2 * HOUR_S, step_s=60)
+    off = live_through(
+        tmp_path / "off", "checkTransactionMessageEnable=false", "fileReservedTime=1", seconds=2 * HOUR_S, step_s=300
+    )
     assert (off.asked_at_s, off.state) == ([], State.DISCARDED_EXPIRED)
     on = live_through(tmp_path / "on", "checkTransactionMessageEnable=true", "fileReservedTime=1", seconds=60)
     assert on.asked_at_s
@@ -156,9 +158,9 @@ def test_check_transaction_message_enable_false_asks_nobody_and_retention_still_
 @pytest.mark.parametrize(("value", "kept_s"), [("1", HOUR_S), ("2h", 2 * HOUR_S), ("90m", 5400)])
 def test_file_reserved_time_discards_a_pending_half_as_expired(tmp_path, value, kept_s):
     """A bare integer is hours. Nobody of the group is there to be asked, so the half is held until then."""
-    life = live_through(tmp_path, f"fileReservedTime={value}", seconds=kept_s + 120, step_s=30, member=False)
+    life = live_through(tmp_path, f"fileReservedTime={value}", seconds=kept_s + 600, step_s=300, member=False)
     assert (life.asked_at_s, life.state) == ([], State.DISCARDED_EXPIRED)
-    assert kept_s < life.discarded_at_s <= kept_s + 60, "the first round behind it"
+    assert kept_s < life.discarded_at_s <= kept_s + 300, "at the first look behind it"
 
 
 def test_file_reserved_time_keeps_files_of_ended_halves_that_long(tmp_path):

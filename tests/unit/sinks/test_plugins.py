@@ -1,0 +1,108 @@
+"""Plug-ins: a real little distribution, installed into a directory of its own, and everything that can be wrong with one."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from sinks.embedded import EdgeWake
+from sinks.errors import BrokenPlugin
+from sinks.interfaces import Applied, Sink
+from sinks.plugins import load_all, load_one
+from store.wake import EDGE_WAKE, Sleeper
+
+ROOT = Path(__file__).parents[3]
+BATCH = Applied(
+    sequence=7, now_ms=1, half_cursor=2, op_cursor=2, round_no=0, check_end=0, proposal_end=0, discard_end=0, quarantine_end=0,
+    released=2, rolled_back=0,
+)  # fmt: skip
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Install a distribution as pip would: its modules, and its metadata beside them."""
+
+    def put(name: str, entry_points: str, **modules: str) -> None:
+        site = tmp_path / "site"
+        info = site / f"{name.replace('-', '_')}-1.2.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+        (info / "entry_points.txt").write_text(textwrap.dedent(entry_points))
+        for module, text in modules.items():
+            (site / f"{module}.py").write_text(textwrap.dedent(text))
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        monkeypatch.syspath_prepend(str(site))
+        importlib.invalidate_caches()
+
+    return put
+
+
+def test_the_worked_example_of_the_docs(install, tmp_path):
+    text = (ROOT / "docs" / "plugins.md").read_text()
+    modules = re.findall(r"```python\n# escrow_audit\.py\n(.*?)```", text, re.DOTALL)
+    points = re.findall(r'```toml\n.*?(\[project\.entry-points\."escrow\.sinks"\]\naudit = "(.*?)"\n)```', text, re.DOTALL)
+    install("escrow-audit", f"[escrow.sinks]\naudit = {points[0][1]}\n", escrow_audit=modules[0])
+    [(name, sink)] = load_all("escrow.sinks", tmp_path / "store")
+    assert (name, isinstance(sink, Sink)) == ("audit", True)
+    for _ in range(2):  # told twice, as after a crash: written once
+        sink.applied(BATCH)
+    sink.close()
+    assert (tmp_path / "audit.csv").read_text() == "7,2,0\n"
+
+
+def test_nobody_installed_any():
+    assert load_all("escrow.check_transports", Path()) == []
+    assert load_one("escrow.transaction_service", Path()) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        ("import no_such_module", "cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("", "cannot be imported: AttributeError"),
+        ("make = 3", "names a int, not something that can be called"),
+        ("def make(root): raise OSError('no disk')", "could not be made: OSError: no disk"),
+        ("def make(): return None", "could not be made: TypeError"),
+        ("class make:\n    def __init__(self, root): pass\n    def applied(self, batch): pass", "is no Sink: it has no close()"),
+    ],
+)
+def test_a_broken_one_is_named(install, module, says):
+    install("their-sink", "[escrow.sinks]\nbroken = their_sink:make\n", their_sink=module)
+    with pytest.raises(BrokenPlugin) as caught:
+        load_all("escrow.sinks", Path())
+    text = str(caught.value)
+    assert text.startswith("plug-in broken = their_sink:make (escrow.sinks) of their-sink 1.2: ")
+    assert says in text
+    assert "\n" not in text
+
+
+def test_two_with_one_name_or_two_where_one_may_be(install):
+    install("first", "[escrow.sinks]\nsame = first:make\n[escrow.check_listeners]\na = first:Listener\n", first="")
+    install("second", "[escrow.sinks]\nsame = second:make\n", second="")
+    with pytest.raises(BrokenPlugin, match="has the same name: uninstall one of them"):
+        load_all("escrow.sinks", Path())
+    service = "class S:\n" + "".join(
+        f"    def {name}(self, *a): return a\n" for name in ("open", "prepare", "commit", "rollback", "check", "close")
+    )
+    install(
+        "services",
+        "[escrow.transaction_service]\na = services:make\nb = services:make\n",
+        services=service + "def make(root): return S()",
+    )
+    with pytest.raises(BrokenPlugin, match="there can be one, but a, b are installed"):
+        load_one("escrow.transaction_service", Path())
+
+
+def test_the_edge_is_woken_when_there_is_something_for_it(tmp_path):
+    sleeper, sink = Sleeper(tmp_path / EDGE_WAKE), EdgeWake(tmp_path)
+    sink.applied(BATCH)
+    assert sleeper.wait(1)
+    sink.applied(Applied(**{**{name: getattr(BATCH, name) for name in Applied.__slots__}, "released": 0}))
+    assert not sleeper.wait(0)
+    sink.close()
+    sleeper.close()
