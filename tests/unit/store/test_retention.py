@@ -433,7 +433,8 @@ def test_a_topic_whose_messages_are_all_gone_keeps_its_offsets_over_a_rebuild(tm
                 settler.settle(read_feed(job.log, job.marker.half_cursor, job.marker.op_cursor), at_ms)
 
             def send(topic, count, at_ms):
-                for half in edge.prepare([Message("g", topic, bytes(2000))] * count, at_ms):
+                for _ in range(count):
+                    [half] = edge.prepare([Message("g", topic, bytes(2000))], at_ms)
                     edge.end([End(half, OpKind.COMMIT, "g")], at_ms)
                 settle(at_ms)
 
