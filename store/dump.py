@@ -133,7 +133,7 @@ class _Source:
 
     def _entries(self, files: SegmentFiles, first: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
         """(number, commit_log_offset, size, tags_code) of entries that are there."""
-        first = max(first, files.begin // ENTRY.itemsize)
+        first, stop = max(first, files.begin // ENTRY.itemsize), min(stop, files.end // ENTRY.itemsize)
         for low in range(first, stop, _CHUNK):
             entries = files.records(ENTRY, low, min(low + _CHUNK, stop)).tolist()
             yield from ((low + at, *entry) for at, entry in enumerate(entries))
@@ -197,7 +197,7 @@ class _Source:
     # --- state table and redo log ---
     def rows(self, start: int) -> Iterator[Record]:
         table = SegmentFiles(self.root / "statetable" / "0", self.directory.geometry.state_segment_bytes, Findings())
-        stop = int(self.job_page[JobSlot.HALF_CURSOR])
+        stop = min(int(self.job_page[JobSlot.HALF_CURSOR]), table.end // ROW.itemsize)
         first = max(start, table.begin // ROW.itemsize)
         for low in range(first, stop, _CHUNK):
             rows = table.records(ROW, low, min(low + _CHUNK, stop)).tolist()
@@ -305,7 +305,8 @@ class _Source:
     # --- small files ---
     def ends(self, start: int) -> Iterator[Record]:
         table = SegmentFiles(self.directory.ends(), ends.SEGMENT_BYTES, Findings())
-        first, stop = max(start, table.begin, int(self.edge_page[EdgeSlot.HALF_BEGIN])), int(self.edge_page[EdgeSlot.HALF_END])
+        first = max(start, table.begin, int(self.edge_page[EdgeSlot.HALF_BEGIN]))
+        stop = min(int(self.edge_page[EdgeSlot.HALF_END]), table.end)
         for low in range(first, stop, _CHUNK):
             for number, mark in enumerate(table.read(low, min(_CHUNK, stop - low)).tolist(), low):
                 yield {"half_offset": number, "end": "OPEN" if mark == 0 else _name(State, mark)}

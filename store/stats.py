@@ -71,7 +71,8 @@ class _Stats:
     def _rows(self) -> dict[str, object]:
         """Rows by state, how many are pending, and since when the oldest of them waits."""
         table = SegmentFiles(self.root / "statetable" / "0", self.directory.geometry.state_segment_bytes, Findings())
-        counts, oldest_s, stop = np.zeros(8, np.int64), 0, int(self.job[JobSlot.HALF_CURSOR])
+        counts, oldest_s = np.zeros(8, np.int64), 0
+        stop = min(int(self.job[JobSlot.HALF_CURSOR]), table.end // ROW.itemsize)
         for low in range(table.begin // ROW.itemsize, stop, _ROWS_AT_ONCE):
             rows = table.records(ROW, low, min(low + _ROWS_AT_ONCE, stop))
             states = rows["word"] & STATE_MASK

@@ -46,6 +46,7 @@ from store.verify_job import EdgeFiles, JobSide
 _HEAD: Final = struct.Struct("<IIHBBHH")
 _MAGIC: Final = MAGIC.to_bytes(2, "little")
 _BLOCK_FRAMES: Final = 1 << 18
+_PIECE_BYTES: Final = 1 << 16
 _UNSEEN: Final = -2
 _USED_SLOTS: Final = {0, *slots_of(EdgeSlot)}
 _NOTED_SLOTS: Final = (
@@ -134,15 +135,13 @@ class LogWalk:
             self.files.add(start + at + int(np.argmax(rest != 0)), "bytes of padding that are not zero")
 
     def _next_valid(self, content: memoryview, start: int, at: int, limit: int) -> int:
-        searched = bytes(content[:limit])
-        while (found := searched.find(_MAGIC, at + frames.MAGIC_AT, limit)) >= 0:
-            at = found - frames.MAGIC_AT
-            if at + HEAD.itemsize <= limit:
-                crc, size, _, kind, *_ = _HEAD.unpack_from(content, at)
-                covered = HEAD.itemsize if kind == FrameKind.PAD else size
-                fits = HEAD.itemsize <= size <= limit - at
-                if fits and zlib.crc32(content[at + frames.CRC_FROM : at + covered], (start + at) & 0xFFFFFFFF) == crc:
-                    return at
+        """The next valid frame from `at` on, by its magic and its CRC; `limit` if there is none."""
+        while (at := _find_magic(content, at + frames.MAGIC_AT, limit) - frames.MAGIC_AT) + HEAD.itemsize <= limit:
+            crc, size, _, kind, *_ = _HEAD.unpack_from(content, at)
+            covered = HEAD.itemsize if kind == FrameKind.PAD else size
+            fits = HEAD.itemsize <= size <= limit - at
+            if fits and zlib.crc32(content[at + frames.CRC_FROM : at + covered], (start + at) & 0xFFFFFFFF) == crc:
+                return at
             at += 1
         return limit
 
@@ -171,7 +170,22 @@ class EdgeSide(EdgeFiles):
         self.ends = SegmentFiles(directory.ends(), ends.SEGMENT_BYTES, findings)
         self.half_begin, self.op_begin = self.half_queue.begin // ENTRY.itemsize, self.op_queue.begin // ENTRY.itemsize
         self.half_floor = max(int(self.page[EdgeSlot.HALF_BEGIN]), self.half_begin)
+        self._keep_within_files()
         self._prepare()
+
+    def _keep_within_files(self) -> None:
+        """An end beyond its files is a problem, and not followed: it may be any number."""
+        for name, slot, files, width in (
+            ("log", EdgeSlot.LOG_END, self.log, 1),
+            ("half", EdgeSlot.HALF_END, self.half_queue, ENTRY.itemsize),
+            ("op", EdgeSlot.OP_END, self.op_queue, ENTRY.itemsize),
+        ):
+            end: int = getattr(self, f"{name}_end")
+            if end * width > files.end:
+                files.add(files.end, f"missing, or too short: {name}_end is {end}")
+                if not self.clean:
+                    self.findings.add(self.page_path, slot * 8, f"{name}_end is {end}, its files end at {files.end // width}")
+                setattr(self, f"{name}_end", files.end // width)
 
     def _prepare(self) -> None:
         # One item for each half that the queue still has; ops by number, too.
@@ -770,6 +784,17 @@ class EdgeSide(EdgeFiles):
         heads = self.gather(offsets, HEAD)
         kinds = np.isin(heads["kind"], (FrameKind.HALF, FrameKind.MESSAGE))
         return (heads["magic"] == MAGIC) & (heads["size_bytes"].astype(np.int64) == sizes) & kinds
+
+
+def _find_magic(content: memoryview, at: int, limit: int) -> int:
+    """Where the magic of a frame lies next, `limit` if nowhere; a piece at a time, since damage is often small."""
+    while at + len(_MAGIC) <= limit:
+        piece = bytes(content[at : min(at + _PIECE_BYTES, limit)])
+        found = piece.find(_MAGIC)
+        if found >= 0:
+            return at + found
+        at += len(piece) - 1
+    return limit
 
 
 def check_journal(path: Path, findings: Findings, clean: bool) -> list[tuple[int, bytes]]:

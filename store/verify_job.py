@@ -108,7 +108,7 @@ class JobSide:
             if len(self.findings.problems()) == before and (self.directory.transaction / "CURRENT").exists():
                 self.findings.note(self.checkpoint_path, "missing: the job will rebuild when it opens")
             return None
-        wanted = {"generation", "redo_end", "marker", "ledger", "clean"}
+        wanted = {"generation", "redo_end", "marker", "ledger", "queues", "clean"}
         fields = {*_MARKER_FIELDS, "totals"}
         good = set(state) == wanted and isinstance(state["marker"], dict) and set(state["marker"]) == fields
         if not good or not isinstance(state["redo_end"], int) or not isinstance(state["clean"], bool):

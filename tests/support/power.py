@@ -177,6 +177,8 @@ class PowerDisk:
         if fresh:
             self._files[path] = _File()
             self._changes.append(_Change("create", path, self._files[path]))
+        elif flags & os.O_TRUNC:
+            self._files[path].stuck.clear()
         return fd
 
     def _on_close(self, fd: int) -> None:
@@ -191,10 +193,11 @@ class PowerDisk:
                 file.stuck.pop(number, None)
         return written
 
-    def _plain(self, call: Any, _path: str, args: Any, kwargs: Any) -> Any:
+    def _on_write(self, call: Any, path: str, args: Any, kwargs: Any) -> Any:
+        self._files[path].stuck.clear()
         return call(*args, **kwargs)
 
-    _on_write = _on_ftruncate = _on_posix_fallocate = _plain
+    _on_ftruncate = _on_posix_fallocate = _on_write
 
     def _on_fsync(self, call: Any, path: str, args: Any, _kwargs: Any) -> None:
         if os.path.isdir(path):
