@@ -213,7 +213,7 @@ def idle_cores(root: Path, for_s: float = 45.0) -> float:
     with open(out, "w") as said:
         run = subprocess.Popen(command, stdout=said, stderr=said)
     try:
-        wait_for(lambda: "ready" in out.read_text() or run.poll() is not None, 200.0)
+        wait_for(lambda: "job ready" in out.read_text() or run.poll() is not None, 200.0)
         time.sleep(10.0)
         before, start_s = cpu_s(run.pid), time.monotonic()
         time.sleep(for_s)

@@ -2,9 +2,9 @@
 
 `edge.cursors` is a published page (`published.py`, magic "CURS"): slot 1 check_cursor, 2 proposal_cursor, 3
 quarantine_cursor, entry numbers; 4 round_start + 1: the round_check_start that was seen last, 5 round_ops: the op end when it was
-first seen (asked ops behind it are of that round), 6 proposal_ops: resumes from this op on may be younger than a proposal not taken.
-Written through the mapping: a power failure may set a cursor back. That is harmless: lapsed check requests are passed over by their
-round, taking a quarantined op again changes nothing, and a proposal older than a resume is passed over.
+first seen (asked ops behind it are of that round), 6 proposal_ops: resumes from this op on may be younger than a proposal that
+was not taken. Written through the mapping: a power failure may set a cursor back. That is harmless: lapsed check requests are
+passed over by their round, taking a quarantined op again changes nothing, and a proposal older than a resume is passed over.
 """
 
 from __future__ import annotations

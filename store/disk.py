@@ -204,7 +204,7 @@ def replace_file(path: Path, content: bytes, point: str) -> None:
                 os.write(fd, content[: len(content) // 2])
                 die()
             rest = memoryview(content)
-            while len(rest):
+            while rest:
                 rest = rest[os.write(fd, rest) :]  # a nearly full disk may take less than it is given
             os.fsync(fd)
         finally:

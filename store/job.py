@@ -47,6 +47,9 @@ CHECKPOINT_ENTRIES: Final = 2_000_000
 _ROW_KINDS: Final = np.zeros(256, bool)
 _ROW_KINDS[[int(kind) for kind in RedoKind if kind not in (RedoKind.IMAGE_REST, RedoKind.QUARANTINE_OP, RedoKind.MESSAGE)]] = True
 
+#: Queues whose entries are numbered in the marker; after a rebuild they may begin with holes (size 0).
+NUMBERED_QUEUES: Final = ("check", "proposal", "discard", "quarantine")
+
 Array = np.ndarray[Any, Any]
 Ints = npt.NDArray[np.int64]
 TOTAL_OF_STATE: Final = {State.DISCARDED_MAX: "discards_max", State.DISCARDED_EXPIRED: "discards_expired"}
@@ -442,7 +445,7 @@ class JobStore:
             first = self.ledger.first_readable(queue, begin, end)
             self.catalogue.raise_begin(queue_key, first)
             removed += queue.remove_before(first)
-        for name in ("check", "proposal", "discard", "quarantine"):
+        for name in NUMBERED_QUEUES:
             queue = self._queue(name)
             end = getattr(self.marker, f"{name}_end")
             if queue.file.starts() and end > queue.begin:
@@ -588,6 +591,10 @@ class JobStore:
             reason = f"replayed to {self.table.pending} pending rows, its last marker says {self.marker.pending}"
             raise Corrupt(self.redo.file.directory, self.redo.end, reason)
         self._extend_catalogue()
+        # Entries that only removed redo files told of are holes: whoever reads up to the published end must find a file there.
+        for name in NUMBERED_QUEUES:
+            if end := getattr(self.marker, f"{name}_end"):
+                self._queue(name).reach(end)
         # Messages that retention has taken from the log are not offered again.
         self.ledger.log_low_water = max(self.log.log.file.begin, self.page[JobSlot.LOG_LOW_WATER])
         self._retain_topics()

@@ -29,7 +29,7 @@ from streaming.service import JobService
 from streaming.session import make_run_directory, start_spark
 
 LOOK_S: Final = 0.5
-SPARK_STOP_S: Final = 2.0
+SPARK_STOP_S: Final = 1.0
 
 
 class _Asked(BaseException):

@@ -40,7 +40,7 @@ FIXED: Final[Mapping[str, str]] = {
     "spark.sql.streaming.numRecentProgressUpdates": "2",
     "spark.sql.streaming.minBatchesToRetain": "10",
     # The default waits for ever.
-    "spark.sql.streaming.stopTimeout": "5s",
+    "spark.sql.streaming.stopTimeout": "3s",
     # The source waits for news itself (streaming/source.py).
     "spark.sql.streaming.pollingDelay": "1ms",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",

@@ -215,7 +215,7 @@ class World:
             return None
         stop = topics.page[JobSlot.CHECK_END]
         first = max(history.check_cursor, topics.page[JobSlot.ROUND_CHECK_START])
-        halves = topics.queue("check").read(first, stop)["tags_code"].tolist()
+        halves = tags_from(topics, "check", first, stop)
         open_ones = tuple(half for half in halves if half in history.halves and history.halves[half].state == State.PREPARED)
         return Ask(open_ones, stop, now_ms) if open_ones else None
 
@@ -224,9 +224,7 @@ class World:
         if topics is None:
             return None
         stop = topics.page[JobSlot.PROPOSAL_END]
-        queue = topics.queue("proposal")
-        first = min(max(history.proposal_cursor, queue.begin), stop)
-        tags = queue.read(first, stop)["tags_code"].tolist()
+        tags = tags_from(topics, "proposal", history.proposal_cursor, stop)
         wishes = [Wish(tag & _REASON_MASK, _DISCARD_KIND[State(tag >> REASON_SHIFT)], None, Via.CHECKER) for tag in tags]
         return EndMany(tuple(wishes), now_ms, stop) if wishes else None
 
@@ -238,6 +236,14 @@ class World:
 
     def _sides(self) -> list[str]:
         return [name for name, side in (("edge", self._edge), ("job", self._job)) if side is not None]
+
+
+def tags_from(topics: TopicReader, name: str, first: int, stop: int) -> list[int]:
+    """Tags of the entries from `first` on that are still there; after a rebuild the oldest may be holes."""
+    queue = topics.queue(name)
+    entries = queue.read(min(max(first, queue.begin), stop), stop)
+    tags: list[int] = entries["tags_code"][entries["size_bytes"] > 0].tolist()
+    return tags
 
 
 def told(answer: Answer) -> Told:

@@ -196,7 +196,12 @@ def test_files_with_nothing_pending_are_not_looked_at(service, monkeypatch):
     service.settle()
     looked = []
     real = type(service.job.table).rows_of
-    monkeypatch.setattr(type(service.job.table), "rows_of", lambda table, file_no: looked.append(file_no) or real(table, file_no))
+
+    def rows_of(table, file_no):
+        looked.append(file_no)
+        return real(table, file_no)
+
+    monkeypatch.setattr(type(service.job.table), "rows_of", rows_of)
     service.sleep(30)
     service.round()
     assert set(looked) == {1}
