@@ -88,7 +88,8 @@ class Followers:
         first = max(self._cursors[cursor.PROPOSAL], queue.begin)
         while first < end:
             stop = min(end, first + ENTRIES_AT_ONCE)
-            self._propose(queue.read(first, stop)["tags_code"].tolist())
+            entries = queue.read(first, stop)
+            self._propose(entries["tags_code"][entries["size_bytes"] > 0].tolist())  # a rebuild after retention leaves holes
             self._cursors[cursor.PROPOSAL] = first = stop
         self._resumed = {half: behind for half, behind in self._resumed.items() if behind > op_cursor}
         self._remember({})
