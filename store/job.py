@@ -606,8 +606,11 @@ class JobStore:
     def _keep_extents(self, queues: list[tuple[int, int, int]]) -> None:
         """A topic's offsets never start again and its begin never goes back: retention may have taken the redo entries that tell.
         (Only where the redo log is whole: otherwise what is settled again must find its place.)"""
+        known = set(self.catalogue.queue_keys())
         for queue_key, begin, end in queues:
-            if queue_key in self.catalogue.queue_keys():
+            if queue_key in known:
+                self._queue(topic_queue_name(*topic_of_key(queue_key))).reach(end)
+                self.catalogue.extend(queue_key, begin, end)
                 self.catalogue.raise_begin(queue_key, begin)
             else:
                 self.catalogue.extend(queue_key, end, end)
