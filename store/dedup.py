@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from store import disk
+from store.errors import Corrupt
 from store.segments import NAME_DIGITS, Segment
 
 SLOT: Final = struct.Struct("<16sqII")
@@ -47,7 +48,12 @@ class _Table:
 
     def __init__(self, path: Path, *, writable: bool) -> None:
         self.path = path
-        self._segment = Segment(path, 0, path.stat().st_size, writable, writable)
+        size = path.stat().st_size
+        if size < SLOT.size or size % SLOT.size or size & (size - 1):
+            raise Corrupt(
+                path, size, "not a table of dedup keys (its size is no power of two): remove it, its keys are then forgotten"
+            )
+        self._segment = Segment(path, 0, size, writable, writable)
         self.slots = len(self._segment.buffer) // SLOT.size
         slots = np.frombuffer(self._segment.buffer, SLOT_DTYPE)
         times = slots["stored_at_s"][slots["half_plus_1"] != 0]

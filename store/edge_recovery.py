@@ -62,8 +62,8 @@ def recover(edge: EdgeStore, progress: Progress) -> EdgeRecovery:
     edge.page[EdgeSlot.HALF_BEGIN] = max(edge.page[EdgeSlot.HALF_BEGIN], int(state.get("half_begin", 0)), edge.half_queue.begin)
     edge.log.end = start
     recovery.clean = bool(state["clean"])
-    if start > edge.log.file.end:
-        raise CursorBeyondLog(_beyond(edge, edge.log.file.end, start))
+    if max(start, published) > edge.log.file.end:
+        raise CursorBeyondLog(_beyond(edge, edge.log.file.end, max(start, published)))
     if recovery.clean and published > start:
         raise CursorBeyondLog(_beyond(edge, start, published))
     if not recovery.clean:
@@ -79,6 +79,14 @@ def _read_checkpoint(edge: EdgeStore, recovery: EdgeRecovery) -> dict[str, Any]:
     except Corrupt as error:
         recovery.damage.append((0, 0, str(error)))
         state = None
+    if state is not None:
+        for queue, end in ((edge.half_queue, state["half_end"]), (edge.op_queue, state["op_end"])):
+            if queue.file.end < end * ENTRY.itemsize:
+                recovery.damage.append(
+                    (0, 0, f"{queue.file.directory}: files are missing before entry {end}; made anew from the log")
+                )
+                state = None
+                break
     if state is None:
         state = {"log_end": edge.log.file.begin, "half_end": 0, "op_end": 0, "positions": [], "clean": False}
     return state

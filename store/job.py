@@ -536,6 +536,10 @@ class JobStore:
             self._open_generation(int(state["generation"]), marker, Ledger.from_dict(self.directory.geometry, state["ledger"]))
             if marker.half_cursor > self.table.allocated:
                 return f"the state table ends at row {self.table.allocated}, before the cursor {marker.half_cursor}"
+            if start > self.redo.file.end:
+                return f"the redo log's files end at {self.redo.file.end}, before {start}"
+            if any(self.catalogue.extent(key)[1] < end for key, _, end in state.get("queues", [])):
+                return "the catalogue lacks a queue, or a queue's end, that the checkpoint knows"
             self.table.count_pending()
             self._replay(start, marker.sequence, progress)
         except Corrupt as error:

@@ -73,10 +73,11 @@ class Ledger:
             (log.op_queue, before.op_cursor, after.op_cursor),
         ):
             if stop > max(first, queue.begin):
-                ends = [queue.read(at, at + 1)["commit_log_offset"][0] for at in (max(first, queue.begin), stop - 1)]
                 segment = self._geometry.commit_log_segment_bytes
-                numbers = range(int(ends[0]) // segment, int(ends[1]) // segment + 1)
-                for number in numbers:
+                # Kept within the log: a damaged entry may point anywhere.
+                low = max(queue.entry(max(first, queue.begin))[0], log.page[EdgeSlot.LOG_BEGIN])
+                high = min(queue.entry(stop - 1)[0], log.page[EdgeSlot.LOG_END])
+                for number in range(low // segment, high // segment + 1):
                     self.log_touch[number] = max(self.log_touch.get(number, 0), after.now_ms)
 
     def advance(self, job: JobStore, now_ms: int, retention_ms: int) -> int:

@@ -101,6 +101,8 @@ def _watch(service: JobService, spark: SparkSession, signals: _Signals) -> str |
 def _stop_spark(spark: SparkSession) -> None:
     """Spark holds nothing that matters any more: it gets a moment to end in order, then it is ended."""
     jvm = _jvm(spark)
+    # PySpark's own threads print tracebacks when the Java side goes away under them; `_fail` has the real stderr.
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     stopper = threading.Thread(target=_stop_quietly, args=(spark,), daemon=True)
     stopper.start()
     stopper.join(SPARK_STOP_S)
@@ -135,7 +137,7 @@ def _log_to(settings: Settings) -> None:
 
 
 def _fail(reason: str) -> int:
-    print(" ".join(reason.split()), file=sys.stderr, flush=True)
+    print(" ".join(reason.split()), file=sys.__stderr__, flush=True)
     return 1
 
 

@@ -1,8 +1,8 @@
 """Spark's own progress as metrics. (`recentProgress` grows, and Spark's metrics servlet has six gauges: this instead.)
 
-PySpark hands a Python listener every event field by field, some hundred calls into Java: measured, 20 ms of Python and 40 ms of
-Java for each batch, more than all the rest of it. So this one takes an event a second, as one JSON text, and only counts the
-others.
+PySpark hands a Python listener every event field by field, each field a call into Java. One run with it and one without, on a
+loaded machine: 24 against 4 ms of Python and 100 against 43 ms of Java for each batch. So this one takes an event a second, as one
+JSON text, and only counts the others.
 """
 
 from __future__ import annotations

@@ -81,8 +81,9 @@ def spark_conf(settings: Settings, run: Path, log4j: Path) -> dict[str, str]:
         f"-Descrow.log.bytes={settings.log_file_bytes}",
         f"-Descrow.log.files={settings.log_files}",
         f"-Djava.io.tmpdir={run}",
-        # Small heap, small batches, two cores. Measured: with the first compiler alone Java is warm after some 50 batches instead
-        # of some 300, and a warm batch takes 33 ms of CPU instead of 42; the records themselves are numpy's work, not Java's.
+        # Small heap, small batches, two cores. One run each on a loaded machine, without generated code: with the first compiler
+        # alone the median of the first 50 batches was 56 ms instead of 152, and a later batch took 33 ms of Java's CPU instead of
+        # 38. A big backlog was not faster with it. To be measured again on a quiet machine; the collector was not compared.
         "-XX:TieredStopAtLevel=1",
         "-XX:+UseSerialGC",
         "-Xss512k",

@@ -121,6 +121,14 @@ def _add_dump(tools: Subparsers) -> None:
         ("op", "ops, in the order that decides who ended what"),
         ("state", "rows of the state table; the row number is the half offset"),
         ("redo", "entries and batch markers of the redo log"),
+        ("check", "the check queue: requests to producers"),
+        ("proposal", "discards that the checker proposed"),
+        ("discard", "halves that were put aside, with the reason"),
+        ("quarantine", "corrupt halves and ops"),
+        ("ends", "how each half ended, as the edge answers it"),
+        ("dictionary", "names and numbers of groups and topics"),
+        ("consumers", "how far consumer groups have read"),
+        ("audit", "what operators did"),
     ):
         what.add_argument(f"--{name}", dest="what", action="store_const", const=name, help=help_text)
     what.add_argument("--topic", metavar="T", help="the queue entries of real topic T")
