@@ -161,7 +161,8 @@ class EdgeStore:
                 firsts = {offset: number for number, offset in reversed(list(enumerate(offsets))) if offset >= self.half_end}
                 fresh = sorted(firsts.values())
                 heads, tails = heads[fresh], [tails[number] for number in fresh]
-            self.dedup.ensure(len(keys), now_ms // 1000)
+            if keys:  # room for those that wait for their flush, too
+                self.dedup.ensure(len(self._keys) + len(keys), now_ms // 1000)
             ticket = self._append_fresh(heads, tails) if len(heads) else self.log.end
             self._remember(_Unflushed(ticket, {}, keys))
             return Appended(offsets, ticket)

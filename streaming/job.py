@@ -1,7 +1,8 @@
 """The job's process: `python -m streaming.job --config FILE`, started and watched by `escrow run`.
 
 On stdout it prints one JSON line when it is warm and settles: {"ready": true, "metrics_port": …}. Why it could not start, or why it
-ended by itself, is one line on stderr, exit status 1. SIGTERM and SIGINT: stop the query, flush, close the store, exit status 0.
+ended by itself, is one line on stderr, exit status 1, or 2 when somebody must change something first. SIGTERM and SIGINT: stop the
+query, flush, close the store, exit status 0.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import logging.handlers
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,17 +21,21 @@ from types import FrameType
 from typing import Any, Final
 
 from prometheus_client import start_http_server
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from escrow.settings import Settings, SettingsError, from_arguments
 from sinks.errors import SinkError
-from store.errors import StoreError
+from store.errors import CursorBeyondLog, ForeignFile, FormatTooNew, GeometryMismatch, NotAStore, StoreError
 from streaming.errors import JobError
 from streaming.service import JobService
 from streaming.session import make_run_directory, start_spark
 
 LOOK_S: Final = 0.5
 SPARK_STOP_S: Final = 1.0
+JVM_DEATH_S: Final = 1.0
+#: Starting again is of no use before somebody has changed something.
+USELESS: Final = 2
 
 
 class _Asked(BaseException):
@@ -61,8 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except _Asked:
         return 0
     except SettingsError as error:
-        return _fail("; ".join(error.problems))
-    except (StoreError, SinkError, JobError, OSError) as error:
+        return _fail("; ".join(error.problems), USELESS)
+    except (NotAStore, FormatTooNew, GeometryMismatch, ForeignFile, CursorBeyondLog, SinkError) as error:
+        return _fail(str(error), USELESS)
+    except (StoreError, JobError, OSError) as error:
         return _fail(str(error))
 
 
@@ -90,9 +98,14 @@ def _run(settings: Settings, signals: _Signals) -> int:
 def _watch(service: JobService, spark: SparkSession, signals: _Signals) -> str | None:
     jvm = _jvm(spark)
     while not signals.asked.wait(LOOK_S):
-        if jvm is not None and jvm.poll() is not None:
-            return f"the Java side of Spark ended with status {jvm.returncode}"
-        failure = service.failure()
+        try:
+            failure = service.failure()
+        except (Py4JError, OSError) as error:
+            failure = f"the Java side of Spark does not answer: {error}"
+        if jvm is not None and (failure is not None or jvm.poll() is not None):
+            # When Java dies, every other symptom is a consequence: give its death a moment to be seen.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                failure = f"the Java side of Spark ended with status {jvm.wait(JVM_DEATH_S)}"
         if failure is not None:
             return failure
     return None
@@ -136,9 +149,9 @@ def _log_to(settings: Settings) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
 
 
-def _fail(reason: str) -> int:
+def _fail(reason: str, status: int = 1) -> int:
     print(" ".join(reason.split()), file=sys.__stderr__, flush=True)
-    return 1
+    return status
 
 
 @contextlib.contextmanager

@@ -114,7 +114,7 @@ class JobService:
     def warm_up(self, batches: int = WARM_UP_BATCHES) -> None:
         """Run batches until Java has compiled what a batch needs; what waits in the log is settled meanwhile."""
         for _ in range(batches):
-            self.run_batch()
+            self.run_batch(self.settings.start_timeout_ms / 1000)
 
     def run_batch(self, timeout_s: float = 60.0) -> None:
         """Ask for a batch and wait until one that began after this call is done."""

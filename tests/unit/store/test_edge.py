@@ -7,6 +7,7 @@ from zlib import crc32
 
 import pytest
 
+from store import dedup as dedup_module
 from store import disk, frames
 from store.edge import EdgeStore, End
 from store.ends import Verdict
@@ -338,6 +339,24 @@ def test_a_key_is_known_before_its_flush_and_its_ticket_waits_for_it(service):
     assert (list(again.offsets), again.ticket >= first.ticket) == ([0], True)
     service.edge.wait(again.ticket)
     assert service.edge.page[EdgeSlot.HALF_END] == 1
+
+
+def test_more_keys_than_a_table_holds_may_wait_for_one_flush(tmp_path, monkeypatch):
+    monkeypatch.setattr(dedup_module, "SLOTS_MIN", 64)
+    with Service(tmp_path / "store") as service:
+        for number in range(50):
+            messages = [Message("orders", "paid", b"x", dedup_key=f"{number}-{at}") for at in range(4)]
+            service.edge.append_halves(messages, service.now_ms)
+        service.edge.wait(service.edge.log.end)
+        assert service.send_one(b"x", dedup_key="49-3") == 199
+
+
+def test_a_full_disk_refuses_a_key_before_anything_is_stored(service):
+    disk.arm("dedup.create", "ENOSPC")
+    with pytest.raises(StoreUnusable, match="disk is full"):
+        service.send_one(b"x", dedup_key="k")
+    disk.arm(None)
+    assert service.send_one(b"x", dedup_key="k") == 0
 
 
 def test_a_key_counts_for_the_window_only(tmp_path):

@@ -23,9 +23,15 @@ def dedup(tmp_path):
     return Dedup(tmp_path / "dedup", 3600, writable=True)
 
 
+def put(dedup, group_no, key, known):
+    """As the edge does it: room first."""
+    dedup.ensure(1, known.stored_at_s)
+    dedup.put(group_no, key, known)
+
+
 def test_a_key_belongs_to_its_group(dedup):
-    dedup.put(1, "k", Known(5, 100, 7))
-    dedup.put(2, "k", Known(6, 100, 8))
+    put(dedup, 1, "k", Known(5, 100, 7))
+    put(dedup, 2, "k", Known(6, 100, 8))
     assert dedup.get(1, "k", 100) == Known(5, 100, 7)
     assert dedup.get(2, "k", 100) == Known(6, 100, 8)
     assert dedup.get(3, "k", 100) is None
@@ -33,21 +39,21 @@ def test_a_key_belongs_to_its_group(dedup):
 
 
 def test_half_0_is_known_too_and_the_newest_half_of_a_key_counts(dedup):
-    dedup.put(0, "", Known(0, 100, 0))
+    put(dedup, 0, "", Known(0, 100, 0))
     assert dedup.get(0, "", 100) == Known(0, 100, 0)
-    dedup.put(0, "", Known(9, 200, 1))
+    put(dedup, 0, "", Known(9, 200, 1))
     assert dedup.get(0, "", 200) == Known(9, 200, 1)
 
 
 def test_the_window_includes_its_last_second(dedup):
-    dedup.put(0, "k", Known(1, 1000, 0))
+    put(dedup, 0, "k", Known(1, 1000, 0))
     assert dedup.get(0, "k", 1000 + 3600) is not None
     assert dedup.get(0, "k", 1000 + 3601) is None
 
 
 def test_keys_survive_reopening_over_several_files(dedup, tmp_path):
     for number in range(10):
-        dedup.put(0, f"k{number}", Known(number, number * 500, 0))
+        put(dedup, 0, f"k{number}", Known(number, number * 500, 0))
     dedup.flush()
     dedup.close()
     again = Dedup(tmp_path / "dedup", 10_000, writable=True)
@@ -57,7 +63,7 @@ def test_keys_survive_reopening_over_several_files(dedup, tmp_path):
 
 def test_files_whose_keys_are_all_older_than_the_window_go(dedup, tmp_path):
     for hour in range(100):
-        dedup.put(0, f"k{hour}", Known(hour, hour * 3600, 0))
+        put(dedup, 0, f"k{hour}", Known(hour, hour * 3600, 0))
     assert len(os.listdir(tmp_path / "dedup")) <= 6
     assert dedup.get(0, "k99", 99 * 3600) == Known(99, 99 * 3600, 0)
 
@@ -66,14 +72,25 @@ def test_a_table_is_never_more_than_half_full_and_grows(tmp_path, monkeypatch):
     monkeypatch.setattr(dedup_module, "SLOTS_MIN", 16)
     dedup = Dedup(tmp_path / "dedup", 3600, writable=True)
     for number in range(200):
-        dedup.put(7, f"k{number}", Known(number, 50, number))
+        put(dedup, 7, f"k{number}", Known(number, 50, number))
     assert [dedup.get(7, f"k{number}", 50) for number in range(200)] == [Known(number, 50, number) for number in range(200)]
     sizes = [path.stat().st_size // 32 for path in sorted((tmp_path / "dedup").iterdir())]
     assert sizes == [16, 32, 64, 128, 256]
 
 
+def test_room_is_made_for_as_many_keys_as_are_coming(tmp_path, monkeypatch):
+    monkeypatch.setattr(dedup_module, "SLOTS_MIN", 16)
+    dedup = Dedup(tmp_path / "dedup", 3600, writable=True)
+    dedup.ensure(0, 50)
+    assert os.listdir(tmp_path / "dedup") == []
+    dedup.ensure(100, 50)
+    for number in range(100):
+        dedup.put(7, f"k{number}", Known(number, 50, number))
+    assert [path.stat().st_size // 32 for path in (tmp_path / "dedup").iterdir()] == [256]
+
+
 def test_the_first_file_has_room_for_some_thousand_keys(dedup, tmp_path):
-    dedup.put(0, "k", Known(0, 0, 0))
+    put(dedup, 0, "k", Known(0, 0, 0))
     assert [path.stat().st_size for path in (tmp_path / "dedup").iterdir()] == [SLOTS_MIN * 32]
 
 
