@@ -512,10 +512,12 @@ class EdgeStore:
         if not path.exists():
             return {}
         job = PublishedPage(path, JOB_MAGIC)
+        # The cursor before the marks, which the job writes before it: then no mark is older than the cursor says.
+        marks_op_cursor = job[JobSlot.MARKS_OP_CURSOR]
         log_low, half_low, op_low = (job[slot] for slot in (JobSlot.LOG_LOW_WATER, JobSlot.HALF_LOW_WATER, JobSlot.OP_LOW_WATER))
         with self._append_lock:
             # Whatever was said of a half since the job looked (a resume, and an end after it) pins it for one more cycle.
-            first = max(job[JobSlot.MARKS_OP_CURSOR], self.op_queue.begin)
+            first = max(marks_op_cursor, self.op_queue.begin)
             named = self.op_queue.read(first, self.op_end)["tags_code"]
             pinned = int(np.min(named[named >= 0], initial=self.half_end))
             half_low = min(half_low, pinned)
