@@ -108,6 +108,22 @@ def test_a_batch_that_overlaps_the_cursor_settles_only_what_is_new(service):
     assert (service.pending, service.job.marker.totals["prepares"]) == (6, 12)
 
 
+def test_ops_under_the_cursor_are_not_counted_again(service):
+    """A hand-over, a resume and an ordinary message would each leave a mark if they were settled twice."""
+    asked, resumed = service.send(b"a", b"b")
+    service.edge.append_asked([asked], "m", service.now_ms)
+    service.operate(resumed, OpKind.DISCARD_MAX, OpKind.RESUME)
+    service.edge.wait(service.edge.append_messages([Message("orders", "paid", b"m")], service.now_ms).ticket)
+    service.settle()
+    service.edge.wait(service.edge.append_asked([resumed], "m", service.now_ms))
+    log = service.job.log
+    service.settler.settle(Feed(0, 2, 0, 5, log.halves(0, 2), log.ops(0, 5)), service.now_ms)
+    assert [service.check_count(half) for half in (asked, resumed)] == [1, 1]
+    totals = service.job.marker.totals
+    assert [totals[name] for name in ("prepares", "resumes", "discards_max", "messages")] == [2, 1, 1, 1]
+    assert (service.discards(), service.pending) == ([(resumed, State.DISCARDED_MAX)], 2)
+
+
 def test_one_flush_of_the_redo_log_makes_a_batch_durable(roomy):
     roomy.commit(*roomy.send(*[b"x"] * 100))
     with disk.recording() as passed:

@@ -118,6 +118,17 @@ def test_an_asked_op_after_the_end_changes_nothing(service):
     assert (service.check_count(half), service.bodies()) == (0, [b"body"])
 
 
+def test_an_op_that_states_another_group_changes_nothing(service):
+    """The edge refuses it; an op log written by others (Kafka) may hold it all the same."""
+    service.commit(*service.send(b"a", b"b"))
+    feed = service.feed()
+    ops = feed.ops.copy()
+    ops["group_no"][0] = 7
+    done = service.settler.settle(Feed(0, 2, 0, 2, feed.halves, ops), service.now_ms)
+    assert (done.effects[Effect.WRONG_GROUP], done.effects[Effect.RELEASE]) == (1, 1)
+    assert (service.state(0), service.bodies()) == (State.PREPARED, [b"b"])
+
+
 def test_an_op_about_a_half_that_is_gone_is_counted_and_passed_over(service):
     service.commit(*service.send(b"a", b"b"))
     feed = service.feed()
