@@ -281,6 +281,9 @@ class JobStore:
             self._release(kinds[released], numbers[released], entries["position"][released], marker)
         ended = np.flatnonzero(kinds == RedoKind.ROW)
         if len(ended):
+            # The frame stays as long as the row: without it a repeated roll-back could not be answered "already".
+            rows = self.table.get(numbers[ended])
+            self.ledger.touch_places(rows["commit_log_offset"][rows["size_bytes"] > 0], marker.now_ms)
             self.ledger.touch_rows(numbers[ended], marker.now_ms)
 
     def _point_at_halves(self, name: str, half_offsets: Ints, entries: Array, marker: Marker) -> None:

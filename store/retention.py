@@ -3,8 +3,8 @@
 Files go whole and only from the front. The job decides, deletes its own and publishes low-water marks; the edge deletes behind
 them.
 
-- A commit log segment goes when nothing pending points into it and its newest append, release and discard are older than
-fileReservedTime.
+- A commit log segment goes when nothing pending points into it and its newest append, release, roll-back and discard are older
+than fileReservedTime.
 - A state file goes when it is full, nothing in it is pending and its last change is older than fileReservedTime. Its ids are
 then `gone`.
 - Queue files go when all their entries point before the log's low-water mark; "unread" does not pin them.

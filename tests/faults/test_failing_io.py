@@ -18,7 +18,7 @@ from tests.support.history import History
 from tests.support.points import OPENING, RECOVERING, failpoints
 from tests.support.seeds import SEED
 from tests.support.service import T0_MS, Service
-from tests.support.world import World
+from tests.support.world import World, ageing
 
 ACTIONS = 150
 SHARDS = 4
@@ -66,6 +66,11 @@ def _play(root: Path, rng: Random, history: History, armed: tuple[str, str], dur
     world = None
     try:
         world = World(root)
+        if during == {"Retain"}:
+            disk.arm(*armed)
+            for ahead in ageing(history):
+                history.intend(ahead)
+                history.acknowledge(ahead, world.perform(ahead))
         for number in range(ACTIONS):
             if number == 20:
                 disk.arm(*armed)

@@ -22,7 +22,7 @@ from tests.support.children import Child, Teller
 from tests.support.history import History
 from tests.support.points import OPENING, RECOVERING, failpoints
 from tests.support.seeds import KILLS_PER_LIFE, SEED
-from tests.support.world import World, open_edge, open_job, settle_all
+from tests.support.world import World, ageing, open_edge, open_job, settle_all
 
 ACTIONS_PER_CHILD = 120
 SHARDS = 6
@@ -62,10 +62,13 @@ def acting(root: Path, seed: int, aim: Aim | None) -> Callable[[Teller], None]:
             aim.arm()
         rng = Random(seed)
         world = World(root)
-        for _ in range(ACTIONS_PER_CHILD):
-            action = world.choose(rng, teller.history, aim.favourites if aim is not None else frozenset())
-            if action is not None:
+        if aim is not None and aim.favourites == {"Retain"}:
+            for action in ageing(teller.history):
                 teller.play(action, world.perform)
+        for _ in range(ACTIONS_PER_CHILD):
+            thought = world.choose(rng, teller.history, aim.favourites if aim is not None else frozenset())
+            if thought is not None:
+                teller.play(thought, world.perform)
         world.drop()
 
     return main

@@ -124,10 +124,8 @@ def test_power_fails(fast_path: Path, storm_seed: int) -> None:
 def test_power_fails_after_kills(fast_path: Path, storm_seed: int) -> None:
     storm = weather(fast_path, storm_seed, images=0.02, kills=0.006)
     assert storm.images > 5, f"ESCROW_SEED={storm_seed}: the power failed {storm.images} times only"
-    assert storm.kills > 0, f"ESCROW_SEED={storm_seed}: nothing was killed"
 
 
 def test_power_fails_after_flushes_failed(fast_path: Path, storm_seed: int) -> None:
     storm = weather(fast_path, storm_seed, images=0.02, failures=0.006)
     assert storm.images > 5, f"ESCROW_SEED={storm_seed}: the power failed {storm.images} times only"
-    assert storm.failures > 0, f"ESCROW_SEED={storm_seed}: no flush failed"

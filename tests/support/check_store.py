@@ -5,7 +5,7 @@
     3  every state is that of the first acknowledged end; ends in doubt happened all or none
     4  every committed half and every message is visible exactly once, at the place that the answer named, and nothing else is
     5  check counts, discard records and the gauge agree with the history
-    6  ids from before the crash are answered as before: already, conflict, wrong group, gone
+    6  ids from before the crash are answered as before: already, conflict, wrong group, gone; a dedup key leads to its half
     7  `verify` finds nothing
 
 Afterwards nothing is in doubt any more: what was found is a fact.
@@ -35,6 +35,7 @@ from tests.support.history import RETENTION_MS, Ask, EndMany, History, Prepare, 
 from tests.support.world import drop, open_edge, open_job, settle_all, tags_from
 
 _REASON_MASK = (1 << REASON_SHIFT) - 1
+_UNFINISHED = ("there is no checkpoint", "the checkpoint speaks of generation")
 
 
 @dataclass(slots=True)
@@ -66,6 +67,8 @@ def check_store(root: Path, history: History, rng: Random, *, clean_exit: bool |
         drop(edge)
         raise
     try:
+        # Rebuilding is for damage and for a rebuild or a making that was interrupted: a checkpoint must hold after any crash.
+        assert not job.recovery.rebuilt or job.recovery.reason.startswith(_UNFINISHED), f"rebuilt: {job.recovery.reason}"
         settle_all(job, rng.choice((1, 3, 1 << 20)), history.now_ms)
         check_open(edge, job, history)
     except BaseException:
@@ -92,6 +95,7 @@ def check_open(edge: EdgeStore, job: JobStore, history: History) -> None:
     _check_released(found, history)  # 4
     _check_counts(found, job, history)  # 5
     _check_answers(edge, history)  # 6
+    _check_dedup(edge, history)
 
 
 def check_verify(root: Path) -> None:
@@ -314,3 +318,16 @@ def _check_answers(edge: EdgeStore, history: History) -> None:
             continue
         assert (answer.verdict, answer.reason, answer.state) == expected, f"{wish} is answered {answer}, not {expected}"
     assert edge.op_end == before, "asking again left ops"
+    for offset, half in history.halves.items():
+        if offset >= history.half_begin:
+            state = State(edge.end_of(offset) or State.PREPARED)
+            assert state == half.state, f"the edge takes half {offset} for {state.name}, it is {half.state.name}"
+
+
+def _check_dedup(edge: EdgeStore, history: History) -> None:
+    """A producer that was not sure sends again with the same key: it is led to its half, and nothing is stored."""
+    before = edge.half_end
+    for (_, _), offset in list(history.by_key.items())[-8:]:
+        again = edge.prepare([history.halves[offset].sent.message], history.now_ms)
+        assert list(again) == [offset], f"dedup key of half {offset} leads to {list(again)}"
+    assert edge.half_end == before, "sending again stored halves"

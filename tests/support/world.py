@@ -323,5 +323,20 @@ def _think_round(rng: Random, history: History, now_ms: int) -> Round:
     return Round(history.round_no + new, at_ms, rng.choice(("", "", "BB")))
 
 
+def ageing(history: History) -> Iterator[Action]:
+    """Fill files of every kind, end everything, let the retention time pass: every kind of file has one to remove then."""
+    for _ in range(7):
+        sent = [Sent(history.idents + number, 3000, "orders", "paid") for number in range(12)]
+        yield Prepare(tuple(sent), history.now_ms + 1)
+    pending = history.pending()
+    for at in range(0, len(pending), 10):
+        wishes = [Wish(half, OpKind.COMMIT, history.halves[half].sent.group) for half in pending[at : at + 10]]
+        yield EndMany(tuple(wishes), history.now_ms + 1)
+        yield Settle(1 << 20, 1, history.now_ms + 1)
+    # Rows go one cycle after their ids, files of the edge one after the job's.
+    for _ in range(3):
+        yield Retain(history.now_ms + RETENTION_MS + 5000)
+
+
 def _think_retain(rng: Random, _history: History, now_ms: int) -> Retain:
     return Retain(now_ms + (RETENTION_MS + 5000 if rng.random() < 0.4 else 0))

@@ -42,7 +42,7 @@ def waiting(log, ticket, errors=None):
             if errors is not None:
                 errors.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread
 
@@ -144,7 +144,7 @@ def test_many_threads_are_served_by_two_flushes(tmp_path, monkeypatch):
             edge.wait(halves.ticket)
             seen.append(halves.offsets[0])
 
-        workers = [threading.Thread(target=run) for _ in range(threads)]
+        workers = [threading.Thread(target=run, daemon=True) for _ in range(threads)]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -164,7 +164,7 @@ def test_many_threads_that_send_and_end_get_numbers_of_their_own_and_final_answe
             (half,) = service.edge.prepare([Message("orders", "paid", b"%d" % number)], service.now_ms)
             answers.append((half, service.commit(half)[0], service.roll_back(half)[0].verdict))
 
-    workers = [threading.Thread(target=run, args=(number,)) for number in range(threads)]
+    workers = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(threads)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -217,7 +217,7 @@ def test_a_checkpoint_does_not_let_a_waiter_go_before_its_flush_is_done(tmp_path
 
         appended = edge.append_halves([Message("g", "t", b"b")], 1)
         monkeypatch.setattr(disk, "flush", slow)
-        checkpoint = threading.Thread(target=lambda: edge.write_checkpoint(clean=False), name="checkpoint")
+        checkpoint = threading.Thread(target=lambda: edge.write_checkpoint(clean=False), name="checkpoint", daemon=True)
         checkpoint.start()
         entered.wait()
 
@@ -225,7 +225,7 @@ def test_a_checkpoint_does_not_let_a_waiter_go_before_its_flush_is_done(tmp_path
             edge.wait(appended.ticket)
             events.append("acknowledged")
 
-        waiter = threading.Thread(target=acknowledge)
+        waiter = threading.Thread(target=acknowledge, daemon=True)
         waiter.start()
         waiter.join(0.05)  # a chance to do it wrong
         before = list(events)
