@@ -71,16 +71,15 @@ def restore(source: Path, path: Path, progress: Progress = no_progress) -> dict[
     disk.make_directory(path)
     files: list[tuple[str, int, int, int]] = []
     copier = _Copier(source, path, progress, files)
-    # format.json makes it a store: it comes last, so that an interrupted restore is no store.
+    # format.json makes it a store: it comes last, behind the checkpoint too, so that an interrupted restore is no store.
     for name, size_bytes, copied, crc in sorted(manifest["files"], key=lambda file: file[0] == FORMAT_FILE):
+        if name == FORMAT_FILE:
+            begin = min((int(Path(n).name) for n, *_ in manifest["files"] if n.startswith("commitlog/")), default=0)
+            state = {"log_end": begin, "half_end": 0, "op_end": 0, "positions": manifest["positions"], "clean": False}
+            disk.write_json(path / CHECKPOINT, state, CHECKPOINT)
         copier.file(source / name, size_bytes, whole=True)
-        if (copied, crc) != files[-1][2:]:
-            raise Corrupt(source / name, 0, "differs from what backup.json says of it: the backup is damaged")
-        if name != FORMAT_FILE:
-            continue
-        begin = min((int(Path(n).name) for n, *_ in manifest["files"] if n.startswith("commitlog/")), default=0)
-        state = {"log_end": begin, "half_end": 0, "op_end": 0, "positions": manifest["positions"], "clean": False}
-        disk.write_json(path / CHECKPOINT, state, CHECKPOINT)
+        if not files or files[-1][0] != name or (copied, crc) != files[-1][2:]:
+            raise Corrupt(source / name, 0, "differs from what backup.json says of it, or is missing: the backup is damaged")
     with EdgeStore(path, progress=progress) as edge, JobStore(path, progress=progress) as job:
         return {"halves": edge.half_end, "ops": edge.op_end, "pending": job.marker.pending, "settled_half": job.marker.half_cursor}
 

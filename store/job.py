@@ -421,6 +421,8 @@ class JobStore:
         # have accepted a resume after this side last looked), and all that it accepted before is settled.
         half_begin, (_, op_end) = self.log.page[EdgeSlot.HALF_BEGIN], self.log.ends()
         low = self.ledger.advance(self, now_ms, retention_ms)
+        # Before the checkpoint, which makes the begins durable and notes them: files go only behind a begin that stays.
+        self._raise_begins()
         removed = {"state": self.table.remove_before(min(half_begin, low)) if self.marker.op_cursor >= op_end else 0}
         self.checkpoint()
         removed["redo"] = self._retain_redo()
@@ -440,14 +442,17 @@ class JobStore:
                 break
         return self.redo.file.remove_before(keep)
 
-    def _retain_topics(self) -> int:
-        removed = 0
+    def _raise_begins(self) -> None:
         for queue_key in self.catalogue.queue_keys():
             begin, end = self.catalogue.extent(queue_key)
             queue = self._queue(topic_queue_name(*topic_of_key(queue_key)))
-            first = self.ledger.first_readable(queue, begin, end)
-            self.catalogue.raise_begin(queue_key, first)
-            removed += queue.remove_before(first)
+            self.catalogue.raise_begin(queue_key, self.ledger.first_readable(queue, begin, end))
+
+    def _retain_topics(self) -> int:
+        removed = 0
+        for queue_key in self.catalogue.queue_keys():
+            queue = self._queue(topic_queue_name(*topic_of_key(queue_key)))
+            removed += queue.remove_before(self.catalogue.extent(queue_key)[0])
         for name in NUMBERED_QUEUES:
             queue = self._queue(name)
             end = getattr(self.marker, f"{name}_end")
@@ -604,6 +609,7 @@ class JobStore:
                 self._queue(name).reach(end)
         # Messages that retention has taken from the log are not offered again.
         self.ledger.log_low_water = max(self.log.log.file.begin, self.page[JobSlot.LOG_LOW_WATER])
+        self._raise_begins()
         self._retain_topics()
         if noted is not None and self.marker.sequence >= max(noted["marker"]["sequence"], self.page[JobSlot.SEQUENCE]):
             self._keep_extents(noted.get("queues", []))

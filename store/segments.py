@@ -41,13 +41,20 @@ class Segment:
             disk.cut(self.fd, actual, size_bytes, "segment", path)
             actual = size_bytes
         if actual != size_bytes:
-            os.close(self.fd)
+            self.close()
             raise Corrupt(path, actual, f"the file has {actual} bytes, a segment here has {size_bytes}")
         self.buffer: mmap.mmap = disk.map_file(self.fd, size_bytes, map_writable, path)
 
     def close(self) -> None:
         """Close the descriptor. The mapping goes when its last view does: views may be in a reader's hands."""
-        os.close(self.fd)
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __del__(self) -> None:
+        # A store that is dropped rather than closed (as after an exception) must not keep its descriptors.
+        if getattr(self, "fd", -1) >= 0:
+            self.close()
 
 
 class SegmentedFile:

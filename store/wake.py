@@ -67,10 +67,13 @@ class Sleeper:
             self._socket.bind(address.text)
         finally:
             address.close()
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until woken, at most timeout_s; whether woken. All wakes so far are taken together."""
-        woken = bool(select.select([self._socket], [], [], timeout_s)[0])
+        # poll, not select: an edge with many connections has descriptors beyond what select can name.
+        woken = bool(self._poll.poll(timeout_s * 1000))
         with contextlib.suppress(BlockingIOError):
             while woken:
                 self._socket.recv(1)

@@ -74,14 +74,16 @@ def job_process(root: Path, seed: int, aim: Aim | None, stop: Stop) -> Callable[
         if aim is not None:
             aim.arm()
         rng, now_ms, round_no = Random(seed), teller.history.now_ms, teller.history.round_no
+        start_ms = now_ms
         world = World(root, edge=False)
         teller.tell("open", now_ms)
         while not stop.given(0.001):
             now_ms += rng.choice((0, 100, 3000))
-            round_no += rng.random() < 0.05
+            if rng.random() < 0.05:
+                round_no, start_ms, now_ms = round_no + 1, now_ms + 30_000, now_ms + 30_000
             actions: list[Action] = [
                 Settle(rng.choice((1, 5, 1 << 20)), 3, now_ms),
-                Round(round_no, now_ms + 30_000),
+                Round(round_no, start_ms, now_ms),
                 Retain(now_ms + (RETENTION_MS if rng.random() < 0.2 else 0)),
                 Checkpoint("job", now_ms),
             ]

@@ -46,6 +46,7 @@ class Found:
     halves: dict[int, Frame] = field(default_factory=dict)
     unreadable: set[int] = field(default_factory=set)
     messages: set[int] = field(default_factory=set)
+    ops: set[tuple[int, int, int]] = field(default_factory=set)
     asked: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)
     positions: dict[int, int] = field(default_factory=dict)
     rows: dict[int, Any] = field(default_factory=dict)
@@ -143,10 +144,13 @@ def _look_at_ops(edge: EdgeStore, found: Found) -> None:
             ident = ident_of(frame.body)
             assert ident not in found.messages, f"message {ident} is in the log twice"
             found.messages.add(ident)
-        elif frame.fields["op_kind"] == OpKind.ASKED:
+            continue
+        half_offset, kind = frame.fields["half_offset"], frame.fields["op_kind"]
+        found.ops.add((frame.stored_at_ms, half_offset, kind))
+        if kind == OpKind.ASKED:
             found.asked.add((frame.stored_at_ms, frame.asked))
-        elif frame.fields["op_kind"] == OpKind.COMMIT:
-            found.positions[frame.fields["half_offset"]] = frame.fields["position"]
+        elif kind == OpKind.COMMIT:
+            found.positions[half_offset] = frame.fields["position"]
 
 
 def _look_at_topics(edge: EdgeStore, topics: TopicReader, history: History, found: Found) -> None:
@@ -220,28 +224,33 @@ def _check_messages(found: Found, history: History) -> None:
 
 def _check_states(found: Found, history: History) -> None:
     states = {offset: State(int(state_of(row["word"]))) for offset, row in found.rows.items()}
-    _resolve_ends(states, found, history)
+    _resolve_ends(found, history)
     for offset, state in states.items():
         half = history.halves[offset]
         assert state == half.state, f"half {offset} is {state.name}, should be {half.state.name}"
     history.doubts = []
 
 
-def _resolve_ends(states: dict[int, State], found: Found, history: History) -> None:
+def _resolve_ends(found: Found, history: History) -> None:
     """Ends and hand-overs in doubt: all or none of a batch."""
     for doubt in history.doubts:
         if isinstance(doubt, EndMany):
-            _resolve_end(doubt, states, found, history)
+            _resolve_end(doubt, found, history)
         elif isinstance(doubt, Ask) and (doubt.now_ms, doubt.half_offsets) in found.asked:
             history.apply_asked(doubt)
 
 
-def _resolve_end(doubt: EndMany, states: dict[int, State], found: Found, history: History) -> None:
-    after = history.states_of(doubt)
-    differs = {offset for offset, half in after.items() if half.state != history.halves[offset].state}
-    done = {offset for offset in differs if states[offset] == after[offset].state}
-    assert done in (set(), differs), f"half of a batch of ends: {done} of {differs} ({doubt})"
-    for wish in doubt.wishes if done else ():
+def _resolve_end(doubt: EndMany, found: Found, history: History) -> None:
+    """The ops of a batch are in the log, or none of them is. That the states are theirs is checked afterwards."""
+    trial, wanted = history.trial(doubt), []
+    for wish in doubt.wishes:
+        if trial.expected(wish)[0] is Verdict.ACCEPTED:
+            trial.apply_wish(wish, doubt.now_ms)
+            if wish.leaves_op:
+                wanted.append((doubt.now_ms, wish.half_offset, int(wish.kind)))
+    there = [op for op in wanted if op in found.ops]
+    assert there in ([], wanted), f"half of a batch of ends: {there} of {wanted}"
+    for wish in doubt.wishes if there else ():
         if history.expected(wish)[0] is Verdict.ACCEPTED:
             history.apply_wish(wish, doubt.now_ms, found.positions[wish.half_offset] if wish.kind == OpKind.COMMIT else -1)
 
@@ -255,7 +264,7 @@ def resolve(edge: EdgeStore, history: History) -> None:
     _check_halves(found, history)
     _check_messages(found, history)
     states = {offset: State(edge.end_of(offset) or State.PREPARED) for offset in range(found.half_begin, edge.half_end)}
-    _resolve_ends(states, found, history)
+    _resolve_ends(found, history)
     for offset, state in states.items():
         assert state == history.halves[offset].state, f"the edge takes half {offset} for {state.name}"
     history.doubts = []

@@ -111,7 +111,10 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Round:
+    """A check round, or more of the one that is under way: then it still began at start_ms."""
+
     round_no: int
+    start_ms: int
     now_ms: int
     nobody: str = ""  # the group of which no member is live
 
@@ -163,6 +166,7 @@ class History:
     check_cursor: int = 0
     proposal_cursor: int = 0
     round_no: int = 0
+    round_start_ms: int = T0_MS
     idents: int = 0
 
     # --- notes ------------------------------------------------------------------------------------------------------------
@@ -170,8 +174,8 @@ class History:
         self.now_ms = max(self.now_ms, action.now_ms)
         if isinstance(action, Prepare | Send):
             self.idents = max([self.idents, *(sent.ident + 1 for sent in action.messages)])
-        if isinstance(action, Round):
-            self.round_no = max(self.round_no, action.round_no)
+        if isinstance(action, Round) and action.round_no >= self.round_no:
+            self.round_no, self.round_start_ms = action.round_no, action.start_ms
         self.doubts.append(action)
 
     def acknowledge(self, action: Action, result: Any) -> None:
@@ -271,15 +275,10 @@ class History:
             return (Verdict.ALREADY, "", state) if is_discard else (Verdict.REFUSED, "discarded", state)
         return Verdict.CONFLICT, f"already {state.name.lower()}", state
 
-    def states_of(self, action: EndMany) -> dict[int, Half]:
-        """The halves that an action in doubt would change, as they are after it."""
+    def trial(self, action: EndMany) -> History:
+        """As much of this history as an action concerns, to try it on."""
         known = {wish.half_offset for wish in action.wishes} & self.halves.keys()
-        trial = History(self.now_ms, {offset: _copy(self.halves[offset]) for offset in known})
-        trial.half_begin = self.half_begin
-        for wish in action.wishes:
-            if trial.expected(wish)[0] is Verdict.ACCEPTED:
-                trial.apply_wish(wish, action.now_ms)
-        return trial.halves
+        return History(self.now_ms, {offset: _copy(self.halves[offset]) for offset in known}, half_begin=self.half_begin)
 
     def pending(self) -> list[int]:
         return [offset for offset, half in self.halves.items() if half.state == State.PREPARED]

@@ -151,7 +151,7 @@ class World:
     def _round(self, action: Round) -> None:
         settle_all(self.job, 1 << 20, action.now_ms)
         caught_up = self.job.marker.op_cursor == self.job.log.ends()[1]
-        tick = Tick(action.now_ms, action.round_no, action.now_ms, ops_caught_up=caught_up)
+        tick = Tick(action.now_ms, action.round_no, action.start_ms, ops_caught_up=caught_up)
         live = np.array([name != action.nobody for name in GROUPS], bool)
         for _ in Settler(self.job, POLICY).check_round(tick, live):
             pass
@@ -197,7 +197,8 @@ class World:
             (True, "Checkpoint", 2, self._think_checkpoint),
             (True, "Reopen", 2, self._think_reopen),
         ]
-        now_ms = history.now_ms + rng.choice((0, 0, 1, 400, 1500, 7000, 35_000))
+        # No two actions at the same time: the ops in the log then tell which action they are of.
+        now_ms = history.now_ms + rng.choice((1, 1, 2, 400, 1500, 7000, 35_000))
         fitting = [maker for maker in makers if maker[0]]
         weights = [weight + 30 * (name in favourites) for _, name, weight, _ in fitting]
         return rng.choices(fitting, weights)[0][3](rng, history, now_ms)
@@ -304,7 +305,7 @@ def _think_end(rng: Random, history: History, now_ms: int) -> EndMany | None:
 def _wish(rng: Random, history: History, half_offset: int) -> Wish:
     half = history.halves[half_offset]
     group = half.sent.group if rng.random() < 0.93 else rng.choice(GROUPS)
-    if half.state in DISCARDED and rng.random() < 0.5:
+    if rng.random() < (0.5 if half.state in DISCARDED else 0.04):
         return Wish(half_offset, OpKind.RESUME, None, Via.OPERATOR, "once more")
     kind = rng.choices((OpKind.COMMIT, OpKind.ROLLBACK, OpKind.UNKNOWN), (5, 3, 2))[0]
     if half.asked and rng.random() < 0.5:
@@ -318,15 +319,17 @@ def _think_settle(rng: Random, _history: History, now_ms: int) -> Settle:
 
 def _think_round(rng: Random, history: History, now_ms: int) -> Round:
     # Not always a new round: a crash in the middle of one continues it.
-    new = rng.random() < 0.8
-    at_ms = now_ms + (rng.choice((30_000, 30_000, 45_000)) if new else 0)
-    return Round(history.round_no + new, at_ms, rng.choice(("", "", "BB")))
+    nobody = rng.choice(("", "", "BB"))
+    if rng.random() < 0.2:
+        return Round(history.round_no, history.round_start_ms, now_ms, nobody)
+    at_ms = now_ms + rng.choice((30_000, 30_000, 45_000))
+    return Round(history.round_no + 1, at_ms, at_ms, nobody)
 
 
 def ageing(history: History) -> Iterator[Action]:
     """Fill files of every kind, end everything, let the retention time pass: every kind of file has one to remove then."""
-    for _ in range(7):
-        sent = [Sent(history.idents + number, 3000, "orders", "paid") for number in range(12)]
+    for _ in range(12):
+        sent = [Sent(history.idents + number, 2000, "orders", "paid") for number in range(12)]
         yield Prepare(tuple(sent), history.now_ms + 1)
     pending = history.pending()
     for at in range(0, len(pending), 10):
