@@ -225,9 +225,11 @@ class EdgeStore:
         return heads, [tail for _, tail in encoded]
 
     def _encode_message(self, message: Message, kind: FrameKind, now_ms: int) -> tuple[bytes, tuple[bytes, bytes]]:
-        group_no, topic_no, queues, encoded = self._route(message.group, message.topic)
-        body, queue_id, code = message.body, message.queue_id, 0
-        immunity_s = min(max(message.immunity_s, 0), IMMUNITY_MAX_S)
+        route = self._routes.get((message.group, message.topic)) or self._route(message.group, message.topic)
+        group_no, topic_no, queues, encoded = route
+        body, queue_id, code, immunity_s = message.body, message.queue_id, 0, message.immunity_s
+        if immunity_s:
+            immunity_s = min(max(immunity_s, 0), IMMUNITY_MAX_S)
         if len(body) > self.max_body_bytes:
             raise BodyTooLarge(f"body: {len(body)} bytes; at most {self.max_body_bytes} (maxBodySize) are taken")
         if queue_id is not None and not 0 <= queue_id < queues:
@@ -245,14 +247,14 @@ class EdgeStore:
         # For now: the queue asked for, or 0x8000 + number of queues where `_spread` is to choose.
         place = 0x8000 + queues if queue_id is None else queue_id
         sys_flag = frames.SYS_FLAG_PREPARED if kind == FrameKind.HALF else 0
-        born = message.born_at_ms or now_ms
-        hosts = (message.born_host, self._store_host, message.born_port, self._store_port)
+        born, born_host, born_port, flag = message.born_at_ms or now_ms, message.born_host, message.born_port, message.flag
         try:
+            # fmt: off
             head = frames.HALF_STRUCT.pack(
-                *(0, 0, 0, kind, 0, 0, 0, 0, now_ms),
-                *(born, code, group_no, topic_no, place, sys_flag, immunity_s, *hosts),
-                *(message.flag, len(body), len(encoded), NO_POSITION),
+                0, 0, 0, kind, 0, 0, 0, 0, now_ms, born, code, group_no, topic_no, place, sys_flag, immunity_s,
+                born_host, self._store_host, born_port, self._store_port, flag, len(body), len(encoded), NO_POSITION,
             )
+            # fmt: on
         except struct.error as error:
             raise InvalidRecord(f"born_at_ms, born_host, born_port or flag: {error}") from error
         return head, (body, encoded)

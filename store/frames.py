@@ -270,7 +270,7 @@ def encode_batch(heads: np.ndarray[Any, Any], tails: Sequence[Sequence[bytes]], 
     Numbers are set for all frames at once; only the CRC is a loop.
     """
     count, width = len(heads), heads.dtype.itemsize
-    sizes = [width + sum(map(len, tail)) for tail in tails]
+    sizes = [width + len(tail[0]) + len(tail[1]) if len(tail) == 2 else width + sum(map(len, tail)) for tail in tails]
     heads["size_bytes"], heads["magic"] = sizes, MAGIC
     heads["batch_length"], heads["batch_index"] = count, np.arange(count)
     raw = heads.tobytes()
