@@ -51,11 +51,6 @@ class Segment:
             os.close(self.fd)
             self.fd = -1
 
-    def __del__(self) -> None:
-        # A store that is dropped rather than closed (as after an exception) must not keep its descriptors.
-        if getattr(self, "fd", -1) >= 0:
-            self.close()
-
 
 class SegmentedFile:
     """One logical address space over the segments of one directory."""

@@ -10,17 +10,15 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from store import disk
 from tests.support.check_store import check_store
 from tests.support.children import Child, Teller
 from tests.support.history import History
-from tests.support.points import OPENING, RECOVERING, failpoints
+from tests.support.points import OPENING, RECOVERING, Aim, aims, any_aim
 from tests.support.seeds import KILLS_PER_LIFE, SEED
 from tests.support.world import World, ageing, open_edge, open_job, settle_all
 
@@ -28,29 +26,6 @@ ACTIONS_PER_CHILD = 120
 SHARDS = 6
 #: Children that may miss their failpoint before the test gives up: what they play is random.
 ATTEMPTS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """Where a child dies: at the nth pass through a failpoint."""
-
-    point: str
-    action: str
-    nth: int = 1
-    favourites: frozenset[str] = frozenset()
-
-    def arm(self) -> None:
-        disk.arm(self.point, self.action, self.nth)
-
-
-# --- what there is to kill at ---------------------------------------------------------------------------------------------
-def ways(point: str) -> list[str]:
-    return ["kill", "kill-after", *(["torn"] if point.endswith((".write", ".replace")) else [])]
-
-
-def aims() -> list[Aim]:
-    """Every failpoint, every way to die at it, at its first pass."""
-    return [Aim(point, way, 1, frozenset(during)) for point, during in sorted(failpoints().items()) for way in ways(point)]
 
 
 # --- children -------------------------------------------------------------------------------------------------------------
@@ -150,11 +125,11 @@ def test_lives_of_kills(fast_path: Path, life_seed: int, record_property: Callab
                 last = f"kill at random, child seed {seed}"
                 kills += run_for(history, acting(root, seed, None), rng.randint(1, 200), rng.randint(0, 4000))
             else:
-                aim = _any_aim(rng)
+                aim = any_aim(rng)
                 last = f"{aim}, child seed {seed}"
                 kills += run(history, acting(root, seed, aim))
             while rng.random() < 0.4:
-                aim = _any_aim(rng, RECOVERING)
+                aim = any_aim(rng, RECOVERING)
                 last += f", then {aim}"
                 kills += run(history, recovering(root, aim))
             check_store(root, history, rng)
@@ -162,11 +137,3 @@ def test_lives_of_kills(fast_path: Path, life_seed: int, record_property: Callab
         raise AssertionError(f"ESCROW_SEED={life_seed}, after {kills} kills, {last}: {error}") from error
     record_property("kills", kills)
     assert kills >= KILLS_PER_LIFE, f"ESCROW_SEED={life_seed}: only {kills} kills"
-
-
-def _any_aim(rng: Random, during: str = "") -> Aim:
-    points = sorted(point for point, where in failpoints().items() if not during or during in where)
-    point = rng.choice(points)
-    where = failpoints()[point]
-    passes = where[during] if during else sum(where.values()) // 7
-    return Aim(point, rng.choice(ways(point)), rng.randint(1, max(1, min(passes, 60))), frozenset(where))

@@ -14,11 +14,10 @@ from pathlib import Path
 from random import Random
 
 from store.errors import StoreError
-from tests.faults.test_kills import Aim, _any_aim
 from tests.support.check_store import check_store, resolve
 from tests.support.children import Child, Teller
 from tests.support.history import RETENTION_MS, Action, Checkpoint, History, Retain, Round, Settle
-from tests.support.points import failpoints
+from tests.support.points import Aim, any_aim, failpoints
 from tests.support.world import World, settle_all
 
 KILLS = 8
@@ -115,7 +114,7 @@ class Pair:
         if self._rng.random() < 0.4:
             return None
         while True:
-            aim = _any_aim(self._rng)
+            aim = any_aim(self._rng)
             if aim.point.startswith(JOB_POINTS) == (side == "job"):
                 return Aim(aim.point, aim.action, self._rng.randint(1, 1 + aim.nth // 3))
 
