@@ -420,6 +420,8 @@ class JobSide:
         files = self._queue_files(topic_queue_name(*topic_of_key(key)))
         if self.clean:
             files.check_zero_from(end * ENTRY.itemsize, "bytes behind the end of the topic queue are not zero")
+        # The job raises the begin before it removes a file: what the slot says now, after the files were listed, counts.
+        begin = max(begin, int(self.catalogue.records(SLOT, slot // SLOT.itemsize, slot // SLOT.itemsize + 1)["begin"][0]))
         low = max(begin, files.begin // ENTRY.itemsize)
         if begin < files.begin // ENTRY.itemsize:
             self.catalogue.add(slot + 8, f"the queue begins at {begin}, its first file at {files.begin // ENTRY.itemsize}")
