@@ -10,6 +10,7 @@ use before somebody has changed something, 1 otherwise.
 from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 import json
 import logging
@@ -96,6 +97,7 @@ async def serve(settings: Settings) -> int:
     await edge.open()  # 2
     endpoint = Endpoint(edge, settings)
     await endpoint.door.open(listening)  # 3
+    tune_collector()
     beat = asyncio.create_task(endpoint.beat())
     if edge.notice:
         say({"notice": edge.notice})
@@ -116,6 +118,13 @@ async def serve(settings: Settings) -> int:
             complain(str(error))
         return FAILED
     return FAILED if failure else OK
+
+
+def tune_collector() -> None:
+    """Requests leave next to no cycles behind: what lives from the start is looked at no more, and the rest seldom."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def url_of(settings: Settings, port: int) -> str:
