@@ -347,7 +347,12 @@ class Settings:
     )  # fmt: skip
 
     _begin("The edge: what takes halves and ends.")
-    listen_address: str = _key("listenAddress", "text", '"127.0.0.1"', "Where the edge listens: a loopback address, for now.")
+    listen_address: str = _key(
+        "listenAddress",
+        "text",
+        '"127.0.0.1"',
+        "Where the edge listens. Beyond loopback only once there are tokens (escrow token new).",
+    )
     listen_port: int = _key("listenPort", "count", "7480", "Its port; 0 takes a free one and says which.", **_PORT)
     max_body_bytes: int = _key("maxBodySize", "size", '"4MiB"', "The largest body of a message.", least=1, most=1 << 30)
     max_request_bytes: int = _key(
@@ -378,6 +383,13 @@ class Settings:
     id_keys: str = _key(
         "idKeys", "text", '""', "The same keys as text, separated by commas, instead of a file. Best set by its variable.",
         secret=True,
+    )  # fmt: skip
+
+    _begin("Who may: tokens.")
+    tokens_file_text: str = _key(
+        "tokensFile", "path", '""',
+        "Tokens and their roles, as escrow token writes them; without the file everybody on loopback may do everything. "
+        "Empty: keys/tokens.toml in dataDir.",
     )  # fmt: skip
 
     _begin("The streaming job.")
@@ -454,6 +466,10 @@ class Settings:
     @property
     def keys_file(self) -> Path:
         return Path(self.id_keys_file) if self.id_keys_file else self.data_dir / "keys" / "ids.keys"
+
+    @property
+    def tokens_file(self) -> Path:
+        return Path(self.tokens_file_text) if self.tokens_file_text else self.data_dir / "keys" / "tokens.toml"
 
     @property
     def standby(self) -> bool:
@@ -533,7 +549,7 @@ def load(file: Path | None = None, flags: Iterable[str] = (), environ: Mapping[s
     if problems:
         raise SettingsError(problems)
     values.setdefault("data_dir_text", Settings.data_dir_text)
-    for name in ("data_dir_text", "log_dir_text", "id_keys_file"):
+    for name in (key.field for key in KEYS.values() if key.kind == "path"):
         if values.get(name):
             values[name] = str(Path(values[name]).absolute())
     return Settings(**values, file=path.absolute() if path else None, origins=origins, flags=flags)

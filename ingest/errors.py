@@ -8,6 +8,9 @@ EdgeError
 ├── UnknownMethod          no such operation
 ├── Standby                role = standby: halves, messages and ends are refused
 ├── TransactionsRejected   rejectTransactionMessage = true: halves are refused
+├── TokensUnusable         the file of tokens cannot be read or used
+├── Unauthorized           no token, or none that is known here
+├── Forbidden              the token is known, and lacks the role that this needs
 ├── Overloaded             more waits for a flush than may: try again later
 ├── Closing                the edge is stopping: try again later
 └── EdgeFailed             the store failed; the edge must be started again
@@ -62,6 +65,26 @@ class TransactionsRejected(EdgeError):
     """Halves are refused by configuration."""
 
     code = "rejected"
+
+
+class TokensUnusable(EdgeError):
+    """The file of tokens cannot be used."""
+
+    code = "tokens"
+
+
+class Unauthorized(EdgeError):
+    """Nobody whom the edge knows."""
+
+    code = "unauthorized"
+    status = 401
+
+
+class Forbidden(EdgeError):
+    """Somebody known, who may not do this."""
+
+    code = "forbidden"
+    status = 403
 
 
 class Overloaded(EdgeError):

@@ -34,6 +34,7 @@ from typing import Any, Final
 
 from escrow.settings import Settings, SettingsError, from_arguments
 from ingest import wire
+from ingest.access import Access, check_listening
 from ingest.core import Edge
 from ingest.errors import CannotStart, EdgeError, InvalidRequest, UnknownMethod
 from store.errors import DuplicateKey, GeometryMismatch, InvalidRecord, StoreError, StoreUnusable
@@ -61,8 +62,8 @@ Method = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 class Server:
     """Connections on one side, the edge core on the other."""
 
-    def __init__(self, edge: Edge) -> None:
-        self._edge, self._settings = edge, edge.settings
+    def __init__(self, edge: Edge, access: Access) -> None:
+        self._edge, self._settings, self.access = edge, edge.settings, access
         self._connections: set[Connection] = set()
         self.methods: dict[str, Method] = {
             "prepare": self._prepare,
@@ -183,6 +184,9 @@ class Connection:
             request_id, method, params = request.get("id"), request.get("method"), request.get("params", {})
             if not isinstance(params, dict):
                 raise InvalidRequest("params: must be an object")
+            # Once there are tokens this door is for operators: the endpoint knows the finer roles.
+            shown = request.get("authorization")
+            self._server.access.principal(shown if isinstance(shown, str) else None).require_operator()
             if method == "poll_checks":
                 await self._server.poll(params, lambda result: self.answer(request_id, result))
                 return
@@ -237,21 +241,18 @@ def explain(error: Exception) -> tuple[str, str]:
 
 
 # --- the process -----------------------------------------------------------------------------------------------------------
-def bind(settings: Settings) -> socket.socket:
+def bind(settings: Settings, access: Access) -> socket.socket:
     """The listening address, taken before the store is opened: who cannot have it has changed nothing."""
     address, port = settings.listen_address, settings.listen_port
     try:
-        loopback = ipaddress.ip_address("127.0.0.1" if address == "localhost" else address)
+        ip = ipaddress.ip_address("127.0.0.1" if address == "localhost" else address)
     except ValueError:
         raise CannotStart(f"listenAddress: {address!r} is no IP address: write 127.0.0.1 or ::1") from None
-    if not loopback.is_loopback:
-        raise CannotStart(
-            f"listenAddress: {address} is reachable from elsewhere, and the edge asks for no token yet: use 127.0.0.1"
-        )
-    listening = socket.socket(socket.AF_INET6 if loopback.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
+    check_listening(settings, access)
+    listening = socket.socket(socket.AF_INET6 if ip.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((str(loopback), port))
+        listening.bind((str(ip), port))
     except OSError as error:
         listening.close()
         remedy = "stop the process that has it, or set listenPort to another port"
@@ -264,10 +265,11 @@ async def serve(settings: Settings) -> int:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    listening = bind(settings)  # 1
+    access = Access(settings)
+    listening = bind(settings, access)  # 1
     edge = Edge(settings)
     await edge.open()  # 2
-    server = Server(edge)
+    server = Server(edge, access)
     accepting = await asyncio.start_server(server.accept, sock=listening, backlog=1024, limit=1 << 20)  # 3
     if edge.notice:
         say({"notice": edge.notice})
