@@ -392,6 +392,22 @@ class Settings:
         "Empty: keys/tokens.toml in dataDir.",
     )  # fmt: skip
 
+    _begin("TLS of the edge.")
+    tls_cert_file: str = _key(
+        "tlsCertFile",
+        "path",
+        '""',
+        "The edge's certificate and its chain (PEM). Empty: plain HTTP. A renewed one is taken up by itself.",
+    )
+    tls_key_file: str = _key("tlsKeyFile", "path", '""', "Its private key (PEM, without a passphrase).")
+    tls_client_ca_file: str = _key(
+        "tlsClientCaFile", "path", '""', "Certificates that sign clients' ones (PEM). Set: every client must show one (mutual TLS)."
+    )
+    tls_min_version: str = _key(
+        "tlsMinVersion", "choice", '"1.2"', "The oldest version of TLS that is spoken.", choices=("1.2", "1.3"),
+        remedy="older versions are broken and not spoken",
+    )  # fmt: skip
+
     _begin("The streaming job.")
     max_records_per_batch: int = _key(
         "maxRecordsPerBatch", "count", "131072", "The most halves, and the most ops, in one micro-batch.", least=1, most=1 << 26
@@ -666,6 +682,9 @@ def _check_together(values: Mapping[str, Any], origins: Mapping[str, Origin]) ->
             f"{blame('maxBodySize', 'commitLogSegmentSize')}: maxBodySize ({_size_text(value['maxBodySize'])}) does not fit into "
             f"a commit log segment ({_size_text(value['commitLogSegmentSize'])}): lower it to {room} or raise commitLogSegmentSize"
         )
+    for name, needed in (("tlsCertFile", "tlsKeyFile"), ("tlsKeyFile", "tlsCertFile"), ("tlsClientCaFile", "tlsCertFile")):
+        if value[name] and not value[needed]:
+            problems.append(f"{blame(name)}: is set and {needed} is not: set {needed} too, or neither")
     if value["restartBackoff"] > value["restartBackoffMax"]:
         problems.append(
             f"{blame('restartBackoff', 'restartBackoffMax')}: restartBackoff ({_duration_text(value['restartBackoff'])}) is longer "

@@ -9,6 +9,7 @@ EdgeError
 ├── Standby                role = standby: halves, messages and ends are refused
 ├── TransactionsRejected   rejectTransactionMessage = true: halves are refused
 ├── TokensUnusable         the file of tokens cannot be read or used
+├── TlsUnusable            a certificate or a key cannot be read or used
 ├── Unauthorized           no token, or none that is known here
 ├── Forbidden              the token is known, and lacks the role that this needs
 ├── Overloaded             more waits for a flush than may: try again later
@@ -71,6 +72,12 @@ class TokensUnusable(EdgeError):
     """The file of tokens cannot be used."""
 
     code = "tokens"
+
+
+class TlsUnusable(EdgeError):
+    """A certificate, a key or an authority cannot be used."""
+
+    code = "tls"
 
 
 class Unauthorized(EdgeError):

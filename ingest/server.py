@@ -33,7 +33,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from escrow.settings import Settings, SettingsError, from_arguments
-from ingest import wire
+from ingest import tls, wire
 from ingest.access import Access, check_listening
 from ingest.core import Edge
 from ingest.errors import CannotStart, EdgeError, InvalidRequest, UnknownMethod
@@ -265,14 +265,15 @@ async def serve(settings: Settings) -> int:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    access = Access(settings)
+    access, context = Access(settings), tls.server_context(settings)
     listening = bind(settings, access)  # 1
     edge = Edge(settings)
     await edge.open()  # 2
     server = Server(edge, access)
-    accepting = await asyncio.start_server(server.accept, sock=listening, backlog=1024, limit=1 << 20)  # 3
-    if edge.notice:
-        say({"notice": edge.notice})
+    accepting = await asyncio.start_server(server.accept, sock=listening, backlog=1024, limit=1 << 20, ssl=context)  # 3
+    renewing = asyncio.get_running_loop().create_task(tls.Renewal(context, settings).watch())
+    for notice in filter(None, (edge.notice, tls.notice(settings))):
+        say({"notice": notice})
     say({"ready": True, "port": listening.getsockname()[1]})
     edge.failed.add_done_callback(lambda _: stopped.set())
     await stopped.wait()  # 4
@@ -280,6 +281,7 @@ async def serve(settings: Settings) -> int:
     if failure:
         complain(f"the store failed: {failure}")
     accepting.close()  # 5
+    renewing.cancel()
     edge.stop()
     await server.drain()
     try:
