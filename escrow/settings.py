@@ -45,6 +45,8 @@ PREFIX: Final = "ESCROW_"
 OTHER_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "ESCROW_FAILPOINT"})
 #: What Kubernetes adds for a service that is called escrow…: not ours to refuse.
 _SERVICE_LINK: Final = re.compile(r"ESCROW_(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
+#: Variables that an operator keeps secrets in (groupsFile names them): not keys, and never shown.
+SECRET_PREFIX: Final = "ESCROW_SECRET_"
 MASK: Final = "(set, not shown)"
 
 DURATION_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -392,6 +394,19 @@ class Settings:
         "Empty: keys/tokens.toml in dataDir.",
     )  # fmt: skip
 
+    _begin("Producer groups: quotas, and the file with what is said of each group. 0 = no limit.")
+    groups_file_text: str = _key(
+        "groupsFile", "path", '""', "Quotas and webhooks of single groups (docs/security.md, TOML). Empty: groups.toml in dataDir."
+    )
+    group_rate_max: int = _key(
+        "groupRateMax", "count", "0", "Halves and messages that a group may send a second, in the long run.", least=0, most=1 << 40
+    )
+    group_pending_max: int = _key("groupPendingMax", "count", "0", "Halves of a group that may be pending.", least=0, most=1 << 40)
+    group_pending_age_max_ms: int = _key(
+        "groupPendingAgeMax", "duration", '"0ms"', "No new halves for a group whose oldest pending one is older than this.",
+        least=0, most=3650 * _DAY_MS, sub_second=False,
+    )  # fmt: skip
+
     _begin("TLS of the edge.")
     tls_cert_file: str = _key(
         "tlsCertFile",
@@ -486,6 +501,10 @@ class Settings:
     @property
     def tokens_file(self) -> Path:
         return Path(self.tokens_file_text) if self.tokens_file_text else self.data_dir / "keys" / "tokens.toml"
+
+    @property
+    def groups_file(self) -> Path:
+        return Path(self.groups_file_text) if self.groups_file_text else self.data_dir / "groups.toml"
 
     @property
     def standby(self) -> bool:
@@ -613,7 +632,7 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[s
     known = {key.variable: key for key in KEYS.values()}
     found: dict[str, tuple[object, Origin]] = {}
     for variable in sorted(environ):
-        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
+        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES or variable.startswith(SECRET_PREFIX):
             continue
         if variable in known:
             found[known[variable].name] = (environ[variable], Origin(2, f"variable {variable}"))

@@ -27,11 +27,13 @@ from typing import Any, Final
 import numpy as np
 
 from escrow.settings import Settings
+from ingest import groups
 from ingest.checks import CheckDelivery, CheckRequest, Handover
 from ingest.committer import Committer
 from ingest.errors import BadId, Closing, InvalidRequest, Standby, TransactionsRejected
 from ingest.followers import Followers
 from ingest.ids import Sealer, load_keys
+from ingest.quotas import Quotas
 from store.cursor import Cursors
 from store.directory import Geometry
 from store.edge import EdgeStore, End
@@ -130,10 +132,12 @@ class Edge:
             enabled=settings.checks_enabled and not settings.standby,
             refresh_s=settings.presence_ttl_ms / 3000,
         )
+        self.groups = groups.watch(settings)
+        self.quotas = Quotas(settings, self.groups, self.store, self._now_ms)
         self._woken = asyncio.Event()
         self._sleeper = Sleeper(root / EDGE_WAKE)
         asyncio.get_running_loop().add_reader(self._sleeper.fileno(), self._wake)
-        for loop_of in (self._follow, self._beat, self._retain):
+        for loop_of in (self._follow, self._beat, self._retain, self.quotas.run):
             self._start(loop_of())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -163,6 +167,7 @@ class Edge:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self.quotas.close)
         asyncio.get_running_loop().remove_reader(self._sleeper.fileno())
         self._sleeper.close()
         await self._committer.close()
@@ -183,7 +188,8 @@ class Edge:
                 "halves are refused here (rejectTransactionMessage = true): send them elsewhere, or set it to false"
             )
         self._check_count(messages, "messages")
-        half_offsets = await self._committer.prepare(messages)
+        with self.quotas.admit(messages, halves=True) as admitted:
+            half_offsets = await self._committer.prepare(messages, admitted.appended)
         group_no = self.store.dictionary.group_no
         return [
             self._sealer.seal(half_offset, group_no(message.group) or 0)
@@ -194,6 +200,7 @@ class Edge:
         """Store ordinary messages, all or none, visible without a transaction; how many, once they are durable."""
         self._refuse_if_standby("messages")
         self._check_count(messages, "messages")
+        self.quotas.admit(messages, halves=False)
         return len(await self._committer.send(messages))
 
     def _refuse_if_standby(self, what: str) -> None:
@@ -307,6 +314,7 @@ class Edge:
             "proposals_passed_over": self._followers.passed_over,
             "reopened": self._followers.reopened,
             "checks": self._checks.figures(),
+            "quotas": self.quotas.figures(),
             "job": self._job_status(),
             "trouble": self.trouble,
             "failed": self.failed.result() if self.failed.done() else "",

@@ -12,6 +12,8 @@ EdgeError
 ├── TlsUnusable            a certificate or a key cannot be read or used
 ├── Unauthorized           no token, or none that is known here
 ├── Forbidden              the token is known, and lacks the role that this needs
+├── GroupsUnusable         the file about producer groups cannot be read or used
+├── QuotaExceeded          the group has used up a quota; `retry_after_s` says when to try again
 ├── Overloaded             more waits for a flush than may: try again later
 ├── Closing                the edge is stopping: try again later
 └── EdgeFailed             the store failed; the edge must be started again
@@ -92,6 +94,23 @@ class Forbidden(EdgeError):
 
     code = "forbidden"
     status = 403
+
+
+class GroupsUnusable(EdgeError):
+    """The file about producer groups cannot be used."""
+
+    code = "groups"
+
+
+class QuotaExceeded(EdgeError):
+    """A group has used up a quota. Never raised for an end."""
+
+    code = "quota"
+    status = 429
+
+    def __init__(self, text: str, retry_after_s: float) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
 
 
 class Overloaded(EdgeError):
