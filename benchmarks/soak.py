@@ -18,10 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.support import load, report, scratch
-from ingest.client import EdgeClient
 from tests.chaos.service import Service, until
+from tests.support.edge_client import EdgeClient
 
-FLAGS = ("listenPort=0", "edgeMetricsPort=0", "jobMetricsPort=0", "startTimeout=600s")
+FLAGS = ("listenPort=0", "jobMetricsPort=0", "startTimeout=600s")
 BATCH, BATCHES_PER_S = 20, 10
 BODY = "x" * 1024
 PARTS = ("jvm", "driver", "source", "edge")
@@ -55,7 +55,7 @@ class Load(threading.Thread):
             ids = client.prepare([{"group": "soak", "topic": "soak", "text": BODY}] * BATCH)
             outcomes = ["commit"] * 13 + ["rollback"] * 6  # the last is left to check-back
             ends = [{"group": "soak", "id": id, "outcome": outcome} for id, outcome in zip(ids, outcomes, strict=False)]
-            client.call("end", ends=ends)
+            client.ends(ends)
             self.sent += len(ids)
             next_s += 1 / BATCHES_PER_S
             time.sleep(max(0.0, next_s - time.monotonic()))
@@ -65,7 +65,7 @@ class Load(threading.Thread):
             checks = client.poll_checks("soak", "member", max=256, wait_s=1.0)
             if checks:
                 ends = [{"group": "soak", "id": check["id"], "outcome": "commit", "from_check": True} for check in checks]
-                client.call("end", ends=ends)
+                client.ends(ends)
                 self.checked += len(ends)
 
 

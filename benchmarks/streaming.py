@@ -206,7 +206,7 @@ def wait_for(true: Callable[[], bool], timeout_s: float = 300.0) -> None:
 # --- idle ------------------------------------------------------------------------------------------------------------------
 def idle_cores(root: Path, for_s: float = 45.0) -> float:
     """CPU of `escrow run` and everything under it, over more than one check interval."""
-    flags = [word for flag in ("listenPort=0", "edgeMetricsPort=0", "jobMetricsPort=0") for word in ("--set", flag)]
+    flags = [word for flag in ("listenPort=0", "jobMetricsPort=0") for word in ("--set", flag)]
     root.mkdir(parents=True)
     out = root / "out"
     command = [sys.executable, "-m", "escrow", "run", "--data", str(root / "data"), *flags]

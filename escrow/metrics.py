@@ -1,6 +1,7 @@
 """Names of all metrics. Each process makes its own set once and serves it on its own port; the SDK does not import this.
 
     JobMetrics    the streaming job      streaming/service.py, streaming/listener.py
+    EdgeMetrics   the edge               ingest/server.py
 
 Labels have few fixed values, never a name that a user chooses: no topic, no group, no id.
 """
@@ -12,8 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+#: (name, "counter" or "gauge", help, [(labels, value), …]) of a metric that is read when somebody asks for it.
+Figure = tuple[str, str, str, list[tuple[dict[str, str], float]]]
 
 #: A batch takes tens of milliseconds; a backlog or a round a second.
 _BATCH_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -119,3 +123,46 @@ class JobMetrics:
         for value, count in counts.items():
             if count:
                 counter.labels(**{label: str(value)}).inc(count)
+
+
+#: An acknowledgement takes a flush; a long poll up to its wait.
+_REQUEST_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class EdgeMetrics(Collector):
+    """Metrics of the edge. Requests are counted as they are answered; everything else is read from the edge when somebody asks:
+    `figures` gives (name, kind, help, [(labels, value)]) lines."""
+
+    def __init__(self, registry: CollectorRegistry, figures: Callable[[], Iterable[Figure]]) -> None:
+        self.registry, self._figures = registry, figures
+        self.requests = Counter(
+            "escrow_http_requests",
+            "Requests answered, by operation and class of status",
+            ["operation", "status"],
+            registry=registry,
+        )
+        self.request_s = Histogram(
+            "escrow_http_request_seconds", "From the head of a request to its answer", ["operation"], buckets=_REQUEST_S,
+            registry=registry,
+        )  # fmt: skip
+        registry.register(self)
+        self._bound: dict[tuple[str, int], tuple[Any, Any]] = {}
+
+    def observe(self, operation: str, status: int, seconds: float) -> None:
+        """One request. The label lookups are made once for each pair: they would cost more than counting."""
+        bound = self._bound.get((operation, status // 100))
+        if bound is None:
+            text = f"{status // 100}xx"
+            bound = self.requests.labels(operation, text), self.request_s.labels(operation)
+            self._bound[operation, status // 100] = bound
+        bound[0].inc()
+        bound[1].observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        for name, kind, text, values in self._figures():
+            family: Any = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
+                name, text, labels=list(values[0][0]) if values else []
+            )
+            for labels, value in values:
+                family.add_metric(list(labels.values()), value)
+            yield family

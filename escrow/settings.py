@@ -367,6 +367,20 @@ class Settings:
         "maxQueuedSize", "size", '"64MiB"', "What may wait for a flush; beyond it halves and messages are refused, ends are not.",
         least=64 << 10, most=16 << 30,
     )  # fmt: skip
+    max_receiving_bytes: int = _key(
+        "maxReceivingSize", "size", '"256MiB"', "Requests being received at one time, together; ends have as much for themselves.",
+        least=1 << 20, most=64 << 30,
+    )  # fmt: skip
+    header_timeout_ms: int = _key(
+        "headerTimeout", "duration", '"10s"', "A request's head must arrive within this.", least=10, most=600_000
+    )
+    request_timeout_ms: int = _key(
+        "requestTimeout", "duration", '"30s"', "A request's body must arrive, and an answer be taken, within this.",
+        least=10, most=3_600_000,
+    )  # fmt: skip
+    keep_alive_ms: int = _key(
+        "keepAliveTimeout", "duration", '"75s"', "A connection without requests is closed after this.", least=1_000, most=_DAY_MS
+    )
     max_connections: int = _key("maxConnections", "count", "4096", "Open connections to the edge.", least=1, most=1 << 20)
     poll_wait_max_ms: int = _key(
         "pollWaitMax", "duration", '"30s"', "The longest that a poll for checks may wait.", least=0, most=600_000
@@ -438,9 +452,10 @@ class Settings:
     )  # fmt: skip
 
     _begin("Metrics and logs.")
-    metrics_enabled: bool = _key("metricsEnable", "switch", "true", "Whether the parts serve Prometheus metrics.")
-    metrics_address: str = _key("metricsAddress", "text", '"127.0.0.1"', "Where they serve them.")
-    edge_metrics_port: int = _key("edgeMetricsPort", "count", "7481", "Port of the edge's metrics; 0 takes a free one.", **_PORT)
+    metrics_enabled: bool = _key(
+        "metricsEnable", "switch", "true", "Whether the parts serve Prometheus metrics; the edge does at /metrics of its own port."
+    )
+    metrics_address: str = _key("metricsAddress", "text", '"127.0.0.1"', "Where the job serves its metrics.")
     job_metrics_port: int = _key("jobMetricsPort", "count", "7482", "Port of the job's metrics; 0 takes a free one.", **_PORT)
     log_dir_text: str = _key("logDir", "path", '""', "Where the parts' output goes. Empty: logs/ in dataDir.")
     log_file_bytes: int = _key("logFileSize", "size", '"16MiB"', "A log file is rotated at this size.", least=4 << 10, most=1 << 34)

@@ -60,7 +60,7 @@ class PartSpec:
     ports: tuple[tuple[str, str], ...] = ()
 
 
-EDGE: Final = PartSpec("edge", "ingest.server", (("port", "listenPort"), ("metrics_port", "edgeMetricsPort")))
+EDGE: Final = PartSpec("edge", "ingest.server", (("port", "listenPort"),))
 JOB: Final = PartSpec("job", "streaming.job", (("metrics_port", "jobMetricsPort"),))
 
 
@@ -312,8 +312,8 @@ class Supervisor:
 
     def _tell_part(self, part: Part, took_s: float) -> None:
         settings, where = self.settings, ""
-        if "port" in part.told:
-            where += f" on {settings.listen_address}:{part.told['port']}"
+        if "url" in part.told:
+            where += f" on {part.told['url']}"
         if part.told.get("metrics_port"):
             where += f", metrics on http://{settings.metrics_address}:{part.told['metrics_port']}/metrics"
         self._say(f"{part.spec.name} ready{where} ({took_s:.1f} s)")

@@ -41,7 +41,7 @@ PATTERN: Final = re.compile(r"[A-Za-z0-9_%|.-]*\*?")
 #: Headers that are known to be good; a client sends the same one with every request.
 CACHE_MAX: Final = 4096
 _FIELDS: Final = frozenset({"name", "id", "sha256", "produce", "consume", "operator", "metrics", "made_at"})
-_NOBODY: Final = bytes(32)
+_NO_DIGEST: Final = bytes(32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,7 @@ class Principal:
         raise Forbidden(f"token {self.name}: may not {what}; use a token that may (escrow token new NAME {flag})")
 
 
+NOBODY: Final = Principal("nobody")
 ANONYMOUS: Final = Principal("anonymous", ALL, ALL, operator=True, metrics=True)
 
 
@@ -166,7 +167,7 @@ class Access:
             raise Unauthorized("Authorization: is no bearer token; send Bearer escrow_…, exactly as escrow token new printed it")
         token = tokens.get(matched[1])
         # Compared for an unknown id as well: the answer takes as long.
-        good = hmac.compare_digest(digest_of(matched[0]), _NOBODY if token is None else token.digest)
+        good = hmac.compare_digest(digest_of(matched[0]), _NO_DIGEST if token is None else token.digest)
         if token is None or not good:
             raise Unauthorized("Authorization: the token is not known here: was it revoked, or is it of another edge?")
         if len(self._cache) >= CACHE_MAX:

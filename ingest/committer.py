@@ -111,7 +111,7 @@ class Committer:
         return self._put_messages(self._halves, messages, appended)
 
     def send(self, messages: Sequence[Message]) -> asyncio.Future[Sequence[int]]:
-        """Ordinary messages, all or none; their op_offsets once they are durable."""
+        """Ordinary messages, all or none; their topic positions once they are durable."""
         return self._put_messages(self._messages, messages)
 
     def _put_messages(
@@ -266,11 +266,11 @@ class Committer:
         except Exception as error:
             self._failed(group, cycle, error)
             return 0
-        at = 0
+        at, found = 0, appended.positions or appended.offsets
         for work in group:
             if work.appended is not None:
                 work.appended()
-            cycle.tell(work, appended.offsets[at : at + len(work.content)], appended.ticket)
+            cycle.tell(work, found[at : at + len(work.content)], appended.ticket)
             at += len(work.content)
         return at
 

@@ -19,37 +19,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, Final
-
-import numpy as np
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Protocol
 
 from escrow.settings import Settings
 from ingest import groups
 from ingest.checks import CheckDelivery, CheckRequest, Handover
 from ingest.committer import Committer
-from ingest.errors import BadId, Closing, InvalidRequest, Standby, TransactionsRejected
+from ingest.errors import BadId, Closing, InvalidRequest, Standby, TooLarge, TransactionsRejected
 from ingest.followers import Followers
+from ingest.history import Histories, Transaction
 from ingest.ids import Sealer, load_keys
 from ingest.quotas import Quotas
 from store.cursor import Cursors
 from store.directory import Geometry
 from store.edge import EdgeStore, End
 from store.ends import Answer, Verdict
-from store.errors import Corrupt, StoreError
+from store.errors import StoreError
 from store.frames import Message
 from store.presence import Presence
 from store.progress import Progress, no_progress
 from store.published import EdgeSlot, JobSlot
-from store.records import OpKind, State, Via, check_count_of
+from store.records import OpKind, Via, queue_key_of, queue_offset_of, topic_of_key
 from store.wake import EDGE_WAKE, JOB_WAKE, Sleeper, Waker
 
 #: Without a wake from the job, its pages are looked at this often.
 LOOK_S: Final = 0.25
 HEARTBEAT_S: Final = 1.0
 MEMBER_MAX_CHARACTERS: Final = 128
+#: A job whose last heartbeat is older is called silent.
+JOB_SILENT_MS: Final = 10_000
 
 OUTCOMES: Final = {"commit": OpKind.COMMIT, "rollback": OpKind.ROLLBACK, "unknown": OpKind.UNKNOWN}
 
@@ -74,8 +75,42 @@ class EndAnswer:
     state: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """What can be seen of the streaming job. `state`: absent (none has opened the store), silent, running."""
+
+    state: str
+    halves_behind: int
+    ops_behind: int
+    round_no: int = 0
+    heartbeat_ms: int = 0
+
+
 def wall_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def place_of(position: int) -> tuple[int, int]:
+    """(queue_id, queue_offset) of a topic position."""
+    return topic_of_key(queue_key_of(position))[1], queue_offset_of(position)
+
+
+class Part(Protocol):
+    """Something beside the edge that lives as long as it does."""
+
+    name: str
+
+    async def open(self) -> None:
+        """The edge is open; an EdgeError keeps it from starting."""
+
+    def stop(self) -> None:
+        """Begin nothing new. May be called twice, and before `open`."""
+
+    async def close(self) -> None:
+        """Let go of everything, whether `open` was through or not."""
+
+    def figures(self) -> dict[str, Any]:
+        """For the status."""
 
 
 class Edge:
@@ -87,11 +122,14 @@ class Edge:
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
         self._waker: Waker | None = None
+        #: What was put on the edge (`ingest.plugged.make_edge`); opened after it, closed before it.
+        self.parts: list[Part] = []
 
     # --- opening and closing -------------------------------------------------------------------------------------------------
     async def open(self, progress: Progress = no_progress) -> None:
-        """1 open the store, which recovers it · 2 the keys · 3 the committer · 4 the followers of the job's queues."""
+        """1 open the store, which recovers it · 2 the keys · 3 the committer · 4 the followers of the job's queues · 5 parts."""
         loop = asyncio.get_running_loop()
+        self.groups = groups.watch(self.settings)  # before anything is touched: it may be unusable
         self.store = await loop.run_in_executor(None, self._open_store, progress)  # 1
         try:
             keys, self.notice = load_keys(self.settings.keys_file, self.settings.id_keys)  # 2
@@ -99,6 +137,12 @@ class Edge:
             self._open_rest()
         except BaseException:
             self.store.close()
+            raise
+        try:
+            for part in self.parts:  # 5
+                await part.open()
+        except BaseException:
+            await self.close()
             raise
 
     def _open_store(self, progress: Progress) -> EdgeStore:
@@ -124,6 +168,7 @@ class Edge:
         self._committer = Committer(self.store, self._now_ms, settings.max_queued_bytes)  # 3
         self._followers = Followers(self.store, cursors, self._now_ms)  # 4
         self._followers.recover()
+        self._histories = Histories(self.store)
         self._checks = CheckDelivery(
             self.store,
             cursors,
@@ -132,7 +177,6 @@ class Edge:
             enabled=settings.checks_enabled and not settings.standby,
             refresh_s=settings.presence_ttl_ms / 3000,
         )
-        self.groups = groups.watch(settings)
         self.quotas = Quotas(settings, self.groups, self.store, self._now_ms)
         self._woken = asyncio.Event()
         self._sleeper = Sleeper(root / EDGE_WAKE)
@@ -158,12 +202,16 @@ class Edge:
 
     def stop(self) -> None:
         """Polls that wait come back empty and nothing new is taken; what was accepted goes on to its end."""
+        for part in self.parts:
+            part.stop()
         self._closing = True
         self._checks.stop()
 
     async def close(self) -> None:
         """Finish what was accepted, flush, note a clean exit."""
         self.stop()
+        for part in reversed(self.parts):
+            await part.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -172,6 +220,7 @@ class Edge:
         self._sleeper.close()
         await self._committer.close()
         self._checks.close()
+        self._histories.close()
         self._presence.close()
         try:
             await asyncio.get_running_loop().run_in_executor(None, self.store.close)
@@ -196,12 +245,12 @@ class Edge:
             for half_offset, message in zip(half_offsets, messages, strict=True)
         ]
 
-    async def send(self, messages: Sequence[Message]) -> int:
-        """Store ordinary messages, all or none, visible without a transaction; how many, once they are durable."""
+    async def send(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
+        """Store ordinary messages, all or none, visible without a transaction; (queue_id, queue_offset) of each, once durable."""
         self._refuse_if_standby("messages")
         self._check_count(messages, "messages")
         self.quotas.admit(messages, halves=False)
-        return len(await self._committer.send(messages))
+        return [place_of(position) for position in await self._committer.send(messages)]
 
     def _refuse_if_standby(self, what: str) -> None:
         if self._closing:
@@ -214,7 +263,7 @@ class Edge:
         if not items:
             raise InvalidRequest(f"{what}: is empty; send at least one")
         if len(items) > most:
-            raise InvalidRequest(f"{what}: {len(items)} in one request; at most {most} (maxMessagesPerRequest) are taken")
+            raise TooLarge(f"{what}: {len(items)} in one request; at most {most} (maxMessagesPerRequest) are taken")
 
     # --- ends ----------------------------------------------------------------------------------------------------------------
     async def end(self, ends: Sequence[EndRequest]) -> list[EndAnswer]:
@@ -264,20 +313,38 @@ class Edge:
 
     # --- checks --------------------------------------------------------------------------------------------------------------
     @asynccontextmanager
-    async def poll_checks(self, group: str, member: str, max_requests: int = 32, wait_s: float = 0.0) -> AsyncIterator[Handover]:
+    async def poll_checks(
+        self, group: str, member: str, max_requests: int = 32, wait_s: float = 0.0, *, passing_over: Container[int] = ()
+    ) -> AsyncIterator[Handover]:
         """Check requests for one member of a group, as a context: inside it the transport writes the answer. Leaving it in order
-        records the hand-over; leaving it with an exception gives the requests to another member."""
-        handover = await self._poll(group, member, max_requests, wait_s)
+        records the hand-over; leaving it with an exception gives the requests to another member. `passing_over`: halves that this
+        member has failed at before."""
+        handover = await self._poll(group, member, max_requests, wait_s, passing_over)
         try:
             yield handover
         except BaseException:
-            self._checks.put_back(handover)
+            self.put_back(handover)
             raise
         if handover.requests:
             with contextlib.suppress(Closing):  # not counted then: the half is asked again, which does no harm
                 self._committer.asked(handover.half_offsets, member).add_done_callback(_heard)
 
-    async def _poll(self, group: str, member: str, max_requests: int, wait_s: float) -> Handover:
+    def put_back(self, handover: Handover) -> None:
+        """These reached nobody: another member gets them, in this round still."""
+        self._checks.put_back(handover)
+
+    def still_asked(self, handover: Handover) -> bool:
+        """Is it worth while to go on trying? Not when the round is over, or when all of it has ended meanwhile."""
+        return handover.round_start == self._checks.round_start and any(
+            not self.store.end_of(half_offset) for half_offset in handover.half_offsets
+        )
+
+    @property
+    def check_round(self) -> int:
+        """Changes when a round begins."""
+        return self._checks.round_start
+
+    async def _poll(self, group: str, member: str, max_requests: int, wait_s: float, passing_over: Container[int]) -> Handover:
         self._refuse_if_standby("polls")
         if not member or len(member) > MEMBER_MAX_CHARACTERS:
             raise InvalidRequest(f"member: name yourself in 1 to {MEMBER_MAX_CHARACTERS} characters")
@@ -285,7 +352,13 @@ class Edge:
             raise InvalidRequest("max: ask for at least 1, and wait_s for 0 or more")
         max_requests = min(max_requests, self.settings.checks_per_poll_max)
         wait_s = min(wait_s, self.settings.poll_wait_max_ms / 1000)
-        return await self._checks.poll(group, member, max_requests, self.settings.max_request_bytes // 2, wait_s)
+        return await self._checks.poll(
+            group, member, max_requests, self.settings.max_request_bytes // 2, wait_s, passing_over=passing_over
+        )
+
+    def half_offset_of(self, id: str) -> int:
+        """Of an id that `prepare` has just answered."""
+        return self._sealer.half_offset_of(id)
 
     def id_of(self, request: CheckRequest) -> str:
         return self._sealer.seal(request.half_offset, request.group_no)
@@ -293,7 +366,7 @@ class Edge:
     # --- status --------------------------------------------------------------------------------------------------------------
     async def status(self) -> dict[str, Any]:
         """How the edge is, and what it sees of the job."""
-        counters, store = self._committer.counters, self.store
+        store = self.store
         return {
             "role": self.settings.role,
             "store_id": store.directory.store_id,
@@ -302,8 +375,19 @@ class Edge:
             "op_end": store.op_end,
             "log_end": store.log.end,
             "log_flushed": store.page[EdgeSlot.LOG_END],
+            **self.counts(),
+            "job": asdict(self.job_state()),
+            "trouble": self.trouble,
+            "failed": self.failed.result() if self.failed.done() else "",
+        }
+
+    def counts(self) -> dict[str, Any]:
+        """What was done since the start, for status and metrics."""
+        counters = self._committer.counters
+        return {
             "queued_bytes": self._committer.queued_bytes,
             "cycles": counters.cycles,
+            "flushes": self.store.flushes,
             "halves": counters.halves,
             "messages": counters.messages,
             "ends": counters.ends,
@@ -315,47 +399,36 @@ class Edge:
             "reopened": self._followers.reopened,
             "checks": self._checks.figures(),
             "quotas": self.quotas.figures(),
-            "job": self._job_status(),
-            "trouble": self.trouble,
-            "failed": self.failed.result() if self.failed.done() else "",
+            **{part.name: part.figures() for part in self.parts},
+            "healthy": not self.trouble and not self.failed.done(),
         }
 
-    def _job_status(self) -> dict[str, Any] | None:
+    def job_state(self) -> JobState:
+        """What can be seen of the job from here."""
         try:
             topics = self._checks.topics()
         except (StoreError, IndexError):  # just switching to other files
             topics = None
         if topics is None:
-            return None
+            return JobState("absent", self.store.page[EdgeSlot.HALF_END], self.store.page[EdgeSlot.OP_END])
         page = topics.page
-        return {
-            "heartbeat_ms": page[JobSlot.HEARTBEAT_MS],
-            "round": page[JobSlot.ROUND_NO],
-            "halves_behind": self.store.page[EdgeSlot.HALF_END] - page[JobSlot.HALF_CURSOR],
-            "ops_behind": self.store.page[EdgeSlot.OP_END] - page[JobSlot.OP_CURSOR],
-        }
+        heartbeat_ms = page[JobSlot.HEARTBEAT_MS]
+        return JobState(
+            "running" if self._now_ms() - heartbeat_ms < JOB_SILENT_MS else "silent",
+            self.store.page[EdgeSlot.HALF_END] - page[JobSlot.HALF_CURSOR],
+            self.store.page[EdgeSlot.OP_END] - page[JobSlot.OP_CURSOR],
+            page[JobSlot.ROUND_NO],
+            heartbeat_ms,
+        )
 
-    async def transaction(self, id: str) -> dict[str, Any]:
-        """What is known of one transaction; BadId unless this store issued the id."""
+    async def transaction(self, id: str) -> Transaction:
+        """What is known of one transaction, with its history; BadId unless this store issued the id."""
         place = self._sealer.open(id)
-        half_offset = place.half_offset
-        if not self.store.page[EdgeSlot.HALF_BEGIN] <= half_offset < self.store.half_end:
-            return {"id": id, "half_offset": half_offset, "state": "GONE"}
-        try:
-            frame = self.store.read_half(half_offset)
-        except (Corrupt, IndexError):
-            return {"id": id, "half_offset": half_offset, "state": State.QUARANTINED.name}
-        topics = self._checks.topics()
-        word = int(topics.rows(np.array([half_offset]))["word"][0]) if topics is not None else 0
-        return {
-            "id": id,
-            "half_offset": half_offset,
-            "state": State(self.store.end_of(half_offset) or State.PREPARED).name,
-            "group": self.store.dictionary.groups[place.group_no],
-            "topic": self.store.dictionary.topics[frame.fields["topic_no"]],
-            "stored_at_ms": frame.stored_at_ms,
-            "checks_handed_over": check_count_of(word),
-        }
+        return await asyncio.get_running_loop().run_in_executor(None, self._histories.of, place.half_offset)
+
+    def group_of(self, id: str) -> str:
+        """The producer group of an id of ours."""
+        return self.store.dictionary.groups[self._sealer.open(id).group_no]
 
     # --- loops ---------------------------------------------------------------------------------------------------------------
     def _published(self) -> None:

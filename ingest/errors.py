@@ -1,11 +1,15 @@
-"""Everything that ingest raises on purpose. `code` is what goes over the wire; the text says what to do.
+"""Everything that ingest raises on purpose. `code` and `status` are what goes over the wire; the text says what to do.
 
 EdgeError
 ├── CannotStart            the edge could not start; the text says why, in one line
 ├── KeysUnusable           the keys that seal ids cannot be read or used
 ├── BadId                  an id that this store did not issue: malformed, foreign, forged
-├── InvalidRequest         a request that breaks a rule; the text names the field
-├── UnknownMethod          no such operation
+├── InvalidRequest         a request that breaks a rule; the text begins with the field
+│   ├── TooLarge           more bytes or items than are taken
+│   └── UnsupportedMedia   neither JSON nor msgpack
+├── NotFound               no such path
+├── MethodNotAllowed       the path is there, the method is not
+├── TooSlow                the request did not arrive in time
 ├── Standby                role = standby: halves, messages and ends are refused
 ├── TransactionsRejected   rejectTransactionMessage = true: halves are refused
 ├── TokensUnusable         the file of tokens cannot be read or used
@@ -14,7 +18,7 @@ EdgeError
 ├── Forbidden              the token is known, and lacks the role that this needs
 ├── GroupsUnusable         the file about producer groups cannot be read or used
 ├── QuotaExceeded          the group has used up a quota; `retry_after_s` says when to try again
-├── Overloaded             more waits for a flush than may: try again later
+├── Overloaded             more waits for a flush, or is being received, than may: try again later
 ├── Closing                the edge is stopping: try again later
 └── EdgeFailed             the store failed; the edge must be started again
 """
@@ -26,6 +30,11 @@ class EdgeError(Exception):
     """Root of all errors of the edge."""
 
     code = "error"
+    status = 500
+    #: 429 and 503: when to try again.
+    retry_after_s = 0.0
+    #: What of the request is wrong; "" where it is no single field.
+    field = ""
 
 
 class CannotStart(EdgeError):
@@ -43,31 +52,63 @@ class KeysUnusable(EdgeError):
 class BadId(EdgeError):
     """An id that this store did not issue."""
 
-    code = "bad_id"
+    code, status, field = "unknown_id", 404, "id"
 
 
 class InvalidRequest(EdgeError):
-    """A request that breaks a rule."""
+    """A request that breaks a rule. Without `field`, it is what stands before the first colon of the text."""
 
-    code = "invalid"
+    code, status = "invalid", 400
+
+    def __init__(self, text: str, field: str | None = None) -> None:
+        super().__init__(text)
+        self.field = text.partition(":")[0] if field is None else field
 
 
-class UnknownMethod(EdgeError):
-    """No such operation."""
+class TooLarge(InvalidRequest):
+    """More than is taken."""
 
-    code = "unknown_method"
+    code, status = "too_large", 413
+
+
+class UnsupportedMedia(InvalidRequest):
+    """A body in a form that is not understood."""
+
+    code, status = "unsupported_media", 415
+
+
+class NotFound(EdgeError):
+    """No such path."""
+
+    code, status = "not_found", 404
+
+
+class MethodNotAllowed(EdgeError):
+    """The path knows other methods."""
+
+    code, status = "method_not_allowed", 405
+
+    def __init__(self, text: str, allowed: tuple[str, ...]) -> None:
+        super().__init__(text)
+        self.allowed = allowed
+
+
+class TooSlow(EdgeError):
+    """The request did not arrive in time."""
+
+    code, status = "too_slow", 408
 
 
 class Standby(EdgeError):
     """A standby takes nothing."""
 
-    code = "standby"
+    code, status, retry_after_s = "standby", 503, 5.0
 
 
 class TransactionsRejected(EdgeError):
     """Halves are refused by configuration."""
 
-    code = "rejected"
+    code, status = "rejected", 403
 
 
 class TokensUnusable(EdgeError):
@@ -85,15 +126,13 @@ class TlsUnusable(EdgeError):
 class Unauthorized(EdgeError):
     """Nobody whom the edge knows."""
 
-    code = "unauthorized"
-    status = 401
+    code, status, field = "unauthorized", 401, "Authorization"
 
 
 class Forbidden(EdgeError):
     """Somebody known, who may not do this."""
 
-    code = "forbidden"
-    status = 403
+    code, status = "forbidden", 403
 
 
 class GroupsUnusable(EdgeError):
@@ -105,8 +144,7 @@ class GroupsUnusable(EdgeError):
 class QuotaExceeded(EdgeError):
     """A group has used up a quota. Never raised for an end."""
 
-    code = "quota"
-    status = 429
+    code, status = "quota", 429
 
     def __init__(self, text: str, retry_after_s: float) -> None:
         super().__init__(text)
@@ -114,18 +152,18 @@ class QuotaExceeded(EdgeError):
 
 
 class Overloaded(EdgeError):
-    """Too much waits for a flush."""
+    """Too much at once."""
 
-    code = "overloaded"
+    code, status, retry_after_s = "overloaded", 429, 1.0
 
 
 class Closing(EdgeError):
     """The edge is stopping."""
 
-    code = "closing"
+    code, status, retry_after_s = "closing", 503, 1.0
 
 
 class EdgeFailed(EdgeError):
     """The store failed under the edge."""
 
-    code = "store_failed"
+    code, status, retry_after_s = "store_failed", 503, 2.0

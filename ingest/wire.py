@@ -1,174 +1,333 @@
-"""What goes over the wire as JSON, and what it becomes. Every field is checked here and named when it is wrong.
+"""What goes over the wire: the shapes of requests and answers, and what they become in the rooms below.
 
-message   group, topic, body (base64) or text; key, tags, properties, check_immunity_s, born_at_ms, dedup_key, queue_id, flag
-end       group, id, outcome (commit | rollback | unknown), from_check, remark
-check     id, topic, body (base64), key, tags, properties, attempt, born_at_ms, stored_at_ms: what a member is asked
+One declaration a shape (msgspec), from which follow the checks with the names of wrong fields, JSON and msgpack, and the schemas
+of /openapi.json. docs/http-api.md explains them to people.
 """
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
-from binascii import Error as Base64Error
-from collections.abc import Callable, Mapping
-from math import isnan
-from typing import Any, Final
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ingest.checks import CheckRequest
-from ingest.core import EndRequest
-from ingest.errors import InvalidRequest
-from store.frames import CHECK_IMMUNITY_TIME_IN_SECONDS, DEDUP_KEY, KEYS, OWN_PROPERTIES, REAL_TOPIC, TAGS, Message
-from store.records import parse_immunity_s
+from ingest.core import EndAnswer, EndRequest, JobState
+from ingest.errors import InvalidRequest, UnsupportedMedia
+from ingest.history import Transaction
+from store.frames import CHECK_IMMUNITY_TIME_IN_SECONDS, DEDUP_KEY, KEYS, NAME_MAX_BYTES, OWN_PROPERTIES, REAL_TOPIC, TAGS, Message
+from store.records import IMMUNITY_MAX_S, parse_immunity_s
 
 PROPERTIES_MAX: Final = 256
 TEXT_MAX_CHARACTERS: Final = 4096
-_MESSAGE_FIELDS: Final = frozenset(
-    {
-        "group",
-        "topic",
-        "body",
-        "text",
-        "key",
-        "tags",
-        "properties",
-        "check_immunity_s",
-        "born_at_ms",
-        "dedup_key",
-        "queue_id",
-        "flag",
-    }
-)
-_END_FIELDS: Final = frozenset({"group", "id", "outcome", "from_check", "remark"})
-_HIDDEN: Final = OWN_PROPERTIES | {KEYS, TAGS, DEDUP_KEY}
+#: Escrow's own properties are told in fields, not in `properties`.
+HIDDEN_PROPERTIES: Final = OWN_PROPERTIES | {KEYS, TAGS, DEDUP_KEY}
+
+T = TypeVar("T")
+_NAME_PATTERN: Final = {"pattern": r"^[A-Za-z0-9_%|.\-]+$"}
+Name = Annotated[str, Meta(min_length=1, max_length=NAME_MAX_BYTES, extra_json_schema=_NAME_PATTERN)]
+Text = Annotated[str, Meta(max_length=TEXT_MAX_CHARACTERS)]
+PropertyName = Annotated[str, Meta(min_length=1, max_length=TEXT_MAX_CHARACTERS)]
+I63 = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Items = Annotated[list[T], Meta(min_length=1)]
 
 
-def items(params: Mapping[str, Any], name: str, read: Callable[[Mapping[str, Any], str], Any]) -> list[Any]:
-    """The list `name`, each item read and named by its number."""
-    found = params.get(name)
-    if not isinstance(found, list):
-        raise InvalidRequest(f"{name}: must be a list")
-    return [read(_object(item, f"{name}[{number}]"), f"{name}[{number}]") for number, item in enumerate(found)]
+# --- requests -------------------------------------------------------------------------------------------------------------
+class MessageIn(Struct, forbid_unknown_fields=True):
+    """A half, or an ordinary message. Give either `body` (base64; binary in msgpack) or `text`."""
+
+    group: Name
+    topic: Name
+    body: bytes | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    key: Text = ""
+    tags: Text = ""
+    properties: Annotated[dict[PropertyName, str], Meta(max_length=PROPERTIES_MAX)] = {}
+    check_immunity_s: int | None = None
+    born_at_ms: I63 = 0
+    dedup_key: Text = ""
+    queue_id: Annotated[int, Meta(ge=0, le=63)] | None = None
+    flag: Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)] = 0
 
 
-def message(item: Mapping[str, Any], at: str) -> Message:
-    _only(item, _MESSAGE_FIELDS, at)
-    properties = _properties(item, at)
-    immunity = item.get("check_immunity_s", properties.get(CHECK_IMMUNITY_TIME_IN_SECONDS))
+class MessagesIn(Struct, forbid_unknown_fields=True):
+    messages: Items[MessageIn]
+
+
+class EndIn(Struct, forbid_unknown_fields=True):
+    """What became of a transaction."""
+
+    group: Name
+    id: Text
+    outcome: Literal["commit", "rollback", "unknown"]
+    from_check: bool = False
+    remark: Text = ""
+
+
+class EndsIn(Struct, forbid_unknown_fields=True):
+    ends: Items[EndIn]
+
+
+class ChecksQuery(Struct, forbid_unknown_fields=True):
+    member: Annotated[str, Meta(min_length=1, max_length=128, description="who asks; one name a process")]
+    max: Annotated[int, Meta(ge=1, le=4096, description="the most check requests in the answer")] = 32
+    wait_s: Annotated[float, Meta(ge=0, le=600, description="how long to wait for the first one")] = 0.0
+
+
+class ResumeIn(Struct, forbid_unknown_fields=True):
+    ids: Items[Text]
+    reason: Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+# --- answers --------------------------------------------------------------------------------------------------------------
+class HalfOut(Struct):
+    id: str
+    half_offset: int
+
+
+class HalvesOut(Struct):
+    halves: list[HalfOut]
+
+
+class PlaceOut(Struct):
+    queue_id: int
+    queue_offset: int
+
+
+class MessagesOut(Struct):
+    messages: list[PlaceOut]
+
+
+class EndOut(Struct):
+    verdict: Literal["accepted", "already", "conflict", "refused"]
+    reason: str
+    state: str
+
+
+class EndsOut(Struct):
+    answers: list[EndOut]
+
+
+class CheckOut(Struct):
+    """A question about one half, with the half itself."""
+
+    id: str
+    topic: str
+    key: str
+    tags: str
+    body: bytes
+    properties: dict[str, str]
+    attempt: int
+    born_at_ms: int
+    stored_at_ms: int
+
+
+class ChecksOut(Struct):
+    checks: list[CheckOut]
+
+
+class EventOut(Struct, omit_defaults=True):
+    """One line of a transaction's history. `by`: producer, check, operator or checker."""
+
+    event: Literal["prepared", "asked", "committed", "rolled_back", "unknown", "discarded", "resumed"]
+    at_ms: int
+    by: str = ""
+    actor: str = ""
+    remark: str = ""
+
+
+class TransactionOut(Struct):
+    id: str
+    half_offset: int
+    state: str
+    group: str = ""
+    topic: str = ""
+    key: str = ""
+    outcome: Literal["commit", "rollback"] | None = None
+    attempts: int = 0
+    born_at_ms: int = 0
+    stored_at_ms: int = 0
+    settled: bool = False
+    queue_id: int | None = None
+    queue_offset: int | None = None
+    history: list[EventOut] = []
+
+
+class LiveOut(Struct):
+    status: Literal["ok"]
+
+
+class JobOut(Struct):
+    """What the edge sees of the streaming job. `state`: absent (never started here), silent (no sign of life), running."""
+
+    state: Literal["absent", "silent", "running"]
+    halves_behind: int = 0
+    ops_behind: int = 0
+
+
+class ReadyOut(Struct):
+    status: Literal["ok"]
+    role: str
+    job: JobOut
+
+
+StatusOut = dict[str, Any]
+
+
+class Problem(Struct, omit_defaults=True):
+    """RFC 9457. `code` is stable; `detail` tells what to do; `field` names what is wrong."""
+
+    status: int
+    code: str
+    title: str
+    detail: str
+    field: str = ""
+
+
+# --- encoding -------------------------------------------------------------------------------------------------------------
+JSON: Final = "application/json"
+MSGPACK: Final = "application/msgpack"
+_json_encoder, _msgpack_encoder = msgspec.json.Encoder(), msgspec.msgpack.Encoder()
+_decoders: dict[tuple[Any, bool], Any] = {}
+
+
+def media_type(content_type: bytes | None) -> str:
+    """JSON or MSGPACK; UnsupportedMedia for anything else. Without a Content-Type it is JSON."""
+    if content_type is None or content_type == b"application/json":
+        return JSON
+    bare = content_type.split(b";", 1)[0].strip().lower()
+    if bare == b"application/json":
+        return JSON
+    if bare in (b"application/msgpack", b"application/x-msgpack", b"application/vnd.msgpack"):
+        return MSGPACK
+    raise UnsupportedMedia(f"Content-Type: {bare[:64].decode('latin-1')!r} is not understood; send {JSON} or {MSGPACK}")
+
+
+def accepted_media(accept: bytes | None, otherwise: str) -> str:
+    """What the answer is to be in. Problems are JSON always."""
+    if accept is None or accept == b"*/*":
+        return otherwise
+    if b"msgpack" in accept:
+        return MSGPACK
+    return JSON if b"json" in accept else otherwise
+
+
+def encode(answer: Any, media: str) -> bytes:
+    return _json_encoder.encode(answer) if media == JSON else _msgpack_encoder.encode(answer)
+
+
+def decode(content: bytes, media: str, shape: type[T]) -> T:
+    """The request; InvalidRequest names the field that is wrong."""
+    key = (shape, media == JSON)
+    decoder = _decoders.get(key)
+    if decoder is None:
+        module: Any = msgspec.json if media == JSON else msgspec.msgpack
+        decoder = _decoders[key] = module.Decoder(shape)
+    try:
+        found: T = decoder.decode(content)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not {'JSON in UTF-8' if media == JSON else 'msgpack'}: {error}", "body") from None
+    return found
+
+
+def convert(values: Mapping[str, Any], shape: type[T]) -> T:
+    """The parameters of a query: texts, where numbers are wanted too."""
+    try:
+        return msgspec.convert(values, shape, strict=False)
+    except msgspec.ValidationError as error:
+        raise _invalid(error) from None
+
+
+_WHERE: Final = re.compile(r"^(?P<text>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_FIELD_OF: Final = re.compile(r"^Object (?:missing required|contains unknown) field `(?P<name>[^`]*)`")
+
+
+def _invalid(error: msgspec.ValidationError) -> InvalidRequest:
+    found = _WHERE.match(str(error))
+    text, path = (found["text"], found["path"] or "") if found else (str(error), "")
+    named = _FIELD_OF.match(text)
+    if named is not None:
+        path = f"{path}.{named['name']}".lstrip(".")
+        text = "is missing" if "missing" in text else "there is no such field"
+    field = path.replace("[...]", "")
+    return InvalidRequest(f"{field or 'body'}: {text[0].lower()}{text[1:]}", field or "body")
+
+
+# --- into the rooms below -------------------------------------------------------------------------------------------------
+def messages(items: Sequence[MessageIn]) -> list[Message]:
+    return [_message(item, number) for number, item in enumerate(items)]
+
+
+def _message(item: MessageIn, number: int) -> Message:
+    body, text = item.body, item.text
+    if isinstance(body, UnsetType):
+        if isinstance(text, UnsetType):
+            raise InvalidRequest(f"messages[{number}].body: is missing; give body (base64) or text", f"messages[{number}].body")
+        body = text.encode()
+    elif not isinstance(text, UnsetType):
+        raise InvalidRequest(f"messages[{number}].text: give body or text, not both", f"messages[{number}].text")
+    properties = item.properties
+    if item.key or item.tags:
+        properties = {**properties, **({KEYS: item.key} if item.key else {}), **({TAGS: item.tags} if item.tags else {})}
+    immunity_s = 0 if item.check_immunity_s is None else min(max(item.check_immunity_s, 0), IMMUNITY_MAX_S)
+    if not immunity_s and CHECK_IMMUNITY_TIME_IN_SECONDS in properties:
+        immunity_s = parse_immunity_s(properties[CHECK_IMMUNITY_TIME_IN_SECONDS])
     return Message(
-        text(item, "group", at, required=True),
-        text(item, "topic", at, required=True),
-        _body(item, at),
-        properties,
-        queue_id=_number(item, "queue_id", at, 0xFFFF, None),
-        born_at_ms=_number(item, "born_at_ms", at, (1 << 63) - 1, 0) or 0,
-        flag=_number(item, "flag", at, 0xFFFF_FFFF, 0) or 0,
-        immunity_s=parse_immunity_s(None if immunity is None or isinstance(immunity, bool) else str(immunity)),
-        dedup_key=text(item, "dedup_key", at),
-    )
+        item.group, item.topic, body, properties,
+        queue_id=item.queue_id, born_at_ms=item.born_at_ms, flag=item.flag, immunity_s=immunity_s, dedup_key=item.dedup_key,
+    )  # fmt: skip
 
 
-def end(item: Mapping[str, Any], at: str) -> EndRequest:
-    _only(item, _END_FIELDS, at)
-    from_check = item.get("from_check", False)
-    if not isinstance(from_check, bool):
-        raise InvalidRequest(f"{at}.from_check: must be true or false")
-    return EndRequest(
-        text(item, "group", at, required=True),
-        text(item, "id", at, required=True),
-        text(item, "outcome", at, required=True),
-        from_check,
-        text(item, "remark", at),
-    )
+def ends(items: Sequence[EndIn]) -> list[EndRequest]:
+    return [EndRequest(item.group, item.id, item.outcome, item.from_check, item.remark) for item in items]
 
 
-def check(request: CheckRequest, id: str) -> dict[str, Any]:
+def end_answers(answers: Sequence[EndAnswer]) -> EndsOut:
+    return EndsOut([EndOut(answer.verdict, answer.reason, answer.state) for answer in answers])  # type: ignore[arg-type]
+
+
+def check(request: CheckRequest, id: str) -> CheckOut:
     frame = request.frame
-    return {
-        "id": id,
-        "topic": frame.properties.get(REAL_TOPIC, ""),
-        "body": b64encode(frame.body).decode(),
-        "key": frame.properties.get(KEYS, ""),
-        "tags": frame.properties.get(TAGS, ""),
-        "properties": {name: value for name, value in frame.properties.items() if name not in _HIDDEN},
-        "attempt": request.attempt,
-        "born_at_ms": frame.fields["born_at_ms"],
-        "stored_at_ms": frame.stored_at_ms,
-    }
+    return CheckOut(
+        id=id,
+        topic=frame.properties.get(REAL_TOPIC, ""),
+        key=frame.properties.get(KEYS, ""),
+        tags=frame.properties.get(TAGS, ""),
+        body=frame.body,
+        properties=shown_properties(frame.properties),
+        attempt=request.attempt,
+        born_at_ms=frame.fields["born_at_ms"],
+        stored_at_ms=frame.stored_at_ms,
+    )
 
 
-def text(item: Mapping[str, Any], name: str, at: str = "", *, required: bool = False, default: str = "") -> str:
-    """A text field that is UTF-8 all through (JSON can spell half a character)."""
-    where = f"{at}.{name}" if at else name
-    value = item.get(name, default)
-    if not isinstance(value, str):
-        raise InvalidRequest(f"{where}: must be text")
-    if required and not value:
-        raise InvalidRequest(f"{where}: is missing")
-    if len(value) > TEXT_MAX_CHARACTERS:
-        raise InvalidRequest(f"{where}: has {len(value)} characters; at most {TEXT_MAX_CHARACTERS} are taken")
-    _utf8(value, where)
-    return value
+def shown_properties(properties: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in properties.items() if name not in HIDDEN_PROPERTIES}
 
 
-def number(item: Mapping[str, Any], name: str, default: float) -> float:
-    value = item.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or isnan(value):
-        raise InvalidRequest(f"{name}: must be a number")
-    return value
+def transaction(id: str, found: Transaction) -> TransactionOut:
+    place = found.place
+    return TransactionOut(
+        id=id,
+        half_offset=found.half_offset,
+        state=found.state,
+        group=found.group,
+        topic=found.topic,
+        key=found.key,
+        outcome=found.outcome,  # type: ignore[arg-type]
+        attempts=found.attempts,
+        born_at_ms=found.born_at_ms,
+        stored_at_ms=found.stored_at_ms,
+        settled=found.settled,
+        queue_id=place[0] if place else None,
+        queue_offset=place[1] if place else None,
+        history=[EventOut(each.event, each.at_ms, each.by, each.actor, each.remark) for each in found.history],  # type: ignore[arg-type]
+    )
 
 
-def _object(item: object, at: str) -> Mapping[str, Any]:
-    if not isinstance(item, dict):
-        raise InvalidRequest(f"{at}: must be an object")
-    return item
-
-
-def _only(item: Mapping[str, Any], known: frozenset[str], at: str) -> None:
-    unknown = sorted(set(item) - known)
-    if unknown:
-        raise InvalidRequest(f"{at}.{unknown[0][:64]}: no such field; there are {', '.join(sorted(known))}")
-
-
-def _utf8(value: str, where: str) -> bytes:
-    try:
-        return value.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest(f"{where}: is not valid Unicode (half a surrogate pair)") from None
-
-
-def _body(item: Mapping[str, Any], at: str) -> bytes:
-    if ("body" in item) == ("text" in item):
-        raise InvalidRequest(f"{at}.body: give either body (base64) or text")
-    if "text" in item:
-        if not isinstance(item["text"], str):
-            raise InvalidRequest(f"{at}.text: must be text")
-        return _utf8(item["text"], f"{at}.text")
-    try:
-        return b64decode(item["body"], validate=True)
-    except (Base64Error, TypeError, ValueError):
-        raise InvalidRequest(f"{at}.body: is not base64; send plain text as text") from None
-
-
-def _properties(item: Mapping[str, Any], at: str) -> dict[str, str]:
-    given = item.get("properties", {})
-    if not isinstance(given, dict) or len(given) > PROPERTIES_MAX:
-        raise InvalidRequest(f"{at}.properties: must be an object of at most {PROPERTIES_MAX} texts")
-    properties = {}
-    for name, value in given.items():
-        if not isinstance(value, str):
-            raise InvalidRequest(f"{at}.properties.{name[:64]}: must be text")
-        _utf8(name + value, f"{at}.properties")
-        properties[name] = value
-    for field, property_name in (("key", KEYS), ("tags", TAGS)):
-        value = text(item, field, at)
-        if value:
-            properties[property_name] = value
-    return properties
-
-
-def _number(item: Mapping[str, Any], name: str, at: str, most: int, default: int | None) -> int | None:
-    value = item.get(name, default)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise InvalidRequest(f"{at}.{name}: must be a whole number from 0 to {most}")
-    return value
+def ready(role: str, job: JobState) -> ReadyOut:
+    return ReadyOut("ok", role, JobOut(job.state, job.halves_behind, job.ops_behind))  # type: ignore[arg-type]

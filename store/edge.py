@@ -73,10 +73,12 @@ class _Unflushed:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Records in the log, not yet durable: pass `ticket` to `wait`. Their half_offsets (op_offsets), in the order given."""
+    """Records in the log, not yet durable: pass `ticket` to `wait`. Their half_offsets (op_offsets), in the order given; of
+    ordinary messages also their topic positions."""
 
     offsets: Sequence[int]
     ticket: int
+    positions: Sequence[int] = ()
 
 
 class EdgeStore:
@@ -176,7 +178,7 @@ class EdgeStore:
             return range(following, following + len(messages)), {}
         offsets: list[int] = []
         keys: dict[tuple[int, str], Known] = {}
-        for message, group_no in zip(messages, heads["group_no"].tolist(), strict=True):
+        for number, (message, group_no) in enumerate(zip(messages, heads["group_no"].tolist(), strict=True)):
             known = None
             if message.dedup_key:
                 body_crc = crc32(message.body)
@@ -184,9 +186,11 @@ class EdgeStore:
                 if known is None:
                     keys[group_no, message.dedup_key] = Known(following, now_s, body_crc)
                 elif known.body_crc != body_crc:
-                    raise DuplicateKey(
+                    error = DuplicateKey(
                         f"dedup_key: {message.dedup_key!r} was used for another body within the window; use one key for one message"
                     )
+                    error.number = number
+                    raise error
             offsets.append(following if known is None else known.half_offset)
             following += known is None
         return offsets, keys
@@ -216,16 +220,30 @@ class EdgeStore:
             taken: dict[int, int] = {}
             keys = zip(heads["topic_no"].tolist(), heads["queue_id"].tolist(), strict=True)
             heads["position"] = [self._take_position(topic_no << 6 | queue_id, taken) for topic_no, queue_id in keys]
+            positions = heads["position"].tolist()
             placed = self._append(heads, tails)
-            return self._after_ops(first, placed, [_NO_HALF] * len(messages), taken)
+            appended = self._after_ops(first, placed, [_NO_HALF] * len(messages), taken)
+            return Appended(appended.offsets, appended.ticket, positions)
 
     def _encode_messages(self, messages: Sequence[Message], kind: FrameKind, now_ms: int) -> tuple[Any, list[tuple[bytes, bytes]]]:
         """(heads without places, tails) of messages; refuses what the store will not take."""
         if not messages:
             raise InvalidRecord("messages: the batch is empty; send at least one")
-        encoded = [self._encode_message(message, kind, now_ms) for message in messages]
+        try:
+            encoded = [self._encode_message(message, kind, now_ms) for message in messages]
+        except InvalidRecord as error:
+            error.number = self._first_refused(messages, kind, now_ms)
+            raise
         heads = np.frombuffer(bytearray(b"".join([head for head, _ in encoded])), frames.HALF_HEAD)
         return heads, [tail for _, tail in encoded]
+
+    def _first_refused(self, messages: Sequence[Message], kind: FrameKind, now_ms: int) -> int:
+        for number, message in enumerate(messages):
+            try:
+                self._encode_message(message, kind, now_ms)
+            except InvalidRecord:
+                return number
+        return -1
 
     def _encode_message(self, message: Message, kind: FrameKind, now_ms: int) -> tuple[bytes, tuple[bytes, bytes]]:
         route = self._routes.get((message.group, message.topic)) or self._route(message.group, message.topic)

@@ -74,7 +74,9 @@ class BatchBeyondCursor(StoreError):
 
 
 class InvalidRecord(StoreError, ValueError):
-    """A record that the store will not take."""
+    """A record that the store will not take; the text begins with its field. `number`: which one of a batch, -1 = unknown."""
+
+    number = -1
 
 
 class BodyTooLarge(InvalidRecord):

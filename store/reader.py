@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,10 @@ from store.state_table import StateTable
 
 Array = np.ndarray[Any, Any]
 Ints = npt.NDArray[np.int64]
+
+_HISTORY_ENTRIES: Final = 1 << 20
+#: Wall clocks step back now and then: a scan that begins at a time begins this much earlier.
+_CLOCK_SLACK_MS: Final = 60_000
 
 
 class LogReader:
@@ -111,22 +115,41 @@ class LogReader:
             codes[there] = heads.view(HALF_HEAD)[:, 0]["tags_code"]
         return codes
 
-    def history(self, half_offset: int) -> list[Frame]:
+    def history(self, half_offset: int, since_ms: int = 0) -> list[Frame]:
         """The readable ops about a half, in log order: its whole history, the hand-overs of its check requests included.
 
         The op queue is the index: a scan of its tags (20 bytes an op, tens of millions a second). ASKED frames name many halves.
+        `since_ms`: when the half was stored. Nothing was said of it before, so the scan begins there.
         """
         self.op_queue.file.refresh()  # the edge removes files at its front
-        entries = self.op_queue.read(self.op_queue.begin, self.ends()[1])
-        found = []
-        for entry in entries[(entries["tags_code"] == half_offset) | (entries["tags_code"] == ASKED_TAG)]:
-            try:
-                frame = self.frame(entry)
-            except Corrupt:
-                continue
-            if frame.fields["op_kind"] != OpKind.ASKED or half_offset in frame.asked:
-                found.append(frame)
+        found, stop = [], self.ends()[1]
+        first = self._first_op_since(since_ms - _CLOCK_SLACK_MS, stop)
+        while first < stop:
+            entries = self.op_queue.read(first, min(stop, first + _HISTORY_ENTRIES))
+            for entry in entries[(entries["tags_code"] == half_offset) | (entries["tags_code"] == ASKED_TAG)]:
+                frame = self._readable(entry)
+                if frame is not None and (frame.fields["op_kind"] != OpKind.ASKED or half_offset in frame.asked):
+                    found.append(frame)
+            first += len(entries)
         return found
+
+    def _first_op_since(self, at_ms: int, stop: int) -> int:
+        """The first op stored at or after a time, by halving the queue: ops lie in the order of their time."""
+        first = self.op_queue.begin
+        while at_ms > 0 and first < stop:
+            middle = (first + stop) // 2
+            frame = self._readable(self.op_queue.read(middle, middle + 1)[0])
+            if frame is None or frame.stored_at_ms >= at_ms:
+                stop = middle
+            else:
+                first = middle + 1
+        return first
+
+    def _readable(self, entry: Any) -> Frame | None:
+        try:
+            return self.frame(entry)
+        except Corrupt:
+            return None
 
     def frame(self, entry: Any) -> Frame:
         """The checked frame that a queue entry points at."""

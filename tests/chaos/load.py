@@ -7,6 +7,7 @@ until it is answered. What was answered is a fact, and no later answer may contr
 
 from __future__ import annotations
 
+import http.client
 import json
 import random
 import threading
@@ -19,10 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ingest.client import EdgeClient, RemoteError
 from store.errors import StoreError
 from store.reader import LogReader, TopicReader, open_readers
 from store.records import topic_of_key
+from tests.support.edge_client import EdgeClient, RemoteError
 
 GROUPS = ("orders", "stock")
 #: A group that nobody answers for: its silent halves stay pending to the end.
@@ -129,7 +130,7 @@ class Link:
             return work(client)
         except RemoteError as error:
             self._ledger.counts[f"refused: {error.code}"] += 1
-        except (OSError, ValueError):
+        except (OSError, ValueError, http.client.HTTPException):
             self._ledger.counts["unanswered"] += 1
         self.close()
         return None
@@ -160,9 +161,9 @@ class Link:
 def say(link: Link, ledger: Ledger, ends: Sequence[tuple[Tx, str]], *, from_check: bool = False) -> None:
     """Ends in one request, repeated until it is answered."""
     wanted = [{"group": tx.group, "id": tx.id, "outcome": outcome, "from_check": from_check} for tx, outcome in ends]
-    answer = link.insist(lambda client: client.call("end", ends=wanted)) if wanted else None
+    answer = link.insist(lambda client: client.ends(wanted)) if wanted else None
     if answer is not None:
-        for (tx, outcome), each in zip(ends, answer["answers"], strict=True):
+        for (tx, outcome), each in zip(ends, answer, strict=True):
             ledger.heard(tx, outcome, each)
 
 

@@ -31,7 +31,6 @@ ROOT = Path(__file__).parents[2]
 #: Files that a minute of load rolls many times, checks and restarts without long waits, and a supervisor that never gives up.
 FLAGS = (
     "listenPort=0",
-    "edgeMetricsPort=0",
     "jobMetricsPort=0",
     "commitLogSegmentSize=1MiB",
     "maxBodySize=64KiB",

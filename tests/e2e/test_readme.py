@@ -42,7 +42,7 @@ def processes_of(data):
 
 def test_the_first_transaction_runs_as_it_stands(tmp_path):
     data, log = tmp_path / "data", tmp_path / "run.log"
-    sets = ["listenPort=0", "jobMetricsPort=0", "edgeMetricsPort=0", "transactionTimeOut=1s", "transactionCheckInterval=2s"]
+    sets = ["listenPort=0", "jobMetricsPort=0", "transactionTimeOut=1s", "transactionCheckInterval=2s"]
     sets += ["commitLogSegmentSize=1MiB", "maxBodySize=64KiB"]
     command = [sys.executable, "-m", "escrow", "run", "--data", str(data), *(word for key in sets for word in ("--set", key))]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ESCROW_")}

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from escrow import supervisor
-from ingest.client import EdgeClient
 from store.reader import open_readers
+from tests.support.edge_client import EdgeClient
 from tests.support.edge_world import SMALL
 
 ROOT = Path(__file__).parents[2]

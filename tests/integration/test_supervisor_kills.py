@@ -8,12 +8,13 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 
-from ingest.client import EdgeClient, RemoteError
 from store.reader import open_readers
 from store.verify import verify
 from tests.integration.test_supervisor import running, until
+from tests.support.edge_client import EdgeClient, RemoteError
 
 KILLS = 8
 
@@ -29,7 +30,7 @@ class Producer(threading.Thread):
 
     def run(self):
         while not self.stopping.is_set():
-            with suppress(OSError, RemoteError, ValueError, KeyError), self._run.client() as client:
+            with suppress(OSError, RemoteError, ValueError, KeyError, HTTPException), self._run.client() as client:
                 self._work(client)
             time.sleep(0.02)
 

@@ -72,7 +72,7 @@ def live_through(root: Path, *flags: str, seconds: int, step_s: int = 1, member:
         async with world(root, *flags) as w:
             clockwork = Clockwork(w, member=member)
             item = {"group": "g", "topic": "t", "text": "hello", **message}
-            (id,) = await w.edge.prepare(wire.items({"messages": [item]}, "messages", wire.message))
+            (id,) = await w.edge.prepare(wire.messages(wire.convert({"messages": [item]}, wire.MessagesIn).messages))
             for _ in range(seconds // step_s):
                 for asked in await clockwork.second(step_s):
                     life.asked_at_s.append(clockwork.now_s)
@@ -80,7 +80,7 @@ def live_through(root: Path, *flags: str, seconds: int, step_s: int = 1, member:
                 life.state = State(w.row(0)[0])
                 if life.state != State.PREPARED:
                     life.discarded_at_s = clockwork.now_s
-                    assert (await w.edge.transaction(id))["state"] == life.state.name
+                    assert (await w.edge.transaction(id)).state == life.state.name
                     return
 
     asyncio.run(play())
@@ -195,7 +195,7 @@ def test_reject_transaction_message_refuses_halves_and_nothing_else(tmp_path):
         async with world(tmp_path, "rejectTransactionMessage=true", EVERY_SECOND) as w:
             with pytest.raises(TransactionsRejected, match="rejectTransactionMessage"):
                 await w.half()
-            assert await w.edge.send([w.message("plain")]) == 1
+            assert await w.edge.send([w.message("plain")]) == [(0, 0)]
             assert await w.end(ended, "commit") == "accepted"
             clockwork = Clockwork(w)
             asked = [id for _ in range(8) for id in await clockwork.second()]

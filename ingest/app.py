@@ -1,0 +1,291 @@
+"""The application behind the door: finds the route, reads and decodes the body, checks who asks, encodes the answer.
+
+    App          one ASGI application over one edge
+    Exchange     one request and its answer
+    Route        a line of the table in routes.py, from which /openapi.json is made too
+
+Bodies are bounded twice: each by maxRequestSize, all together by maxReceivingSize. Ends have a share of their own, so that halves
+can never crowd them out. A body that does not arrive within requestTimeout is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl
+
+from ingest import wire
+from ingest.access import NOBODY, Access
+from ingest.core import Edge
+from ingest.errors import InvalidRequest, MethodNotAllowed, NotFound, Overloaded, TooLarge, TooSlow
+from ingest.problems import MEDIA, Headers, of_error
+
+T = TypeVar("T")
+Handler = Callable[["Exchange"], Awaitable[None]]
+_HEAD_OK: Final = {wire.JSON: (b"content-type", b"application/json"), wire.MSGPACK: (b"content-type", b"application/msgpack")}
+
+
+class ClientGone(ConnectionError):
+    """Nobody is there any more to take the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One operation. `path` has names in braces; `body` and `query` are shapes of wire.py."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    role: str
+    answer: Any = None
+    body: Any = None
+    query: Any = None
+    media: str = wire.JSON
+    problems: tuple[int, ...] = ()
+    share: str = "halves"
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        return tuple(self.path.split("/"))
+
+
+class Receiving:
+    """How many bytes of bodies are held at the moment, of one share."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes, self.bytes = most_bytes, 0
+
+    def take(self, size: int) -> None:
+        if self.bytes and self.bytes + size > self.most_bytes:
+            raise Overloaded(f"{self.bytes} bytes of requests are being received, at most {self.most_bytes} may: try again")
+        self.bytes += size
+
+
+class App:
+    """`await app(scope, receive, send)`: ASGI."""
+
+    def __init__(
+        self, edge: Edge, routes: Sequence[Route], observe: Callable[[Route | None, int, float], None], access: Access
+    ) -> None:
+        self.edge, self.settings, self._observe, self.access = edge, edge.settings, observe, access
+        most_bytes = self.settings.max_receiving_bytes
+        self.receiving = {"halves": Receiving(most_bytes), "ends": Receiving(most_bytes)}
+        self._static: dict[str, dict[str, Route]] = {}
+        self._named: list[tuple[tuple[str, ...], dict[str, Route]]] = []
+        for route in routes:
+            self._add(route)
+
+    def _add(self, route: Route) -> None:
+        if "{" not in route.path:
+            self._static.setdefault(route.path, {})[route.method] = route
+            return
+        for segments, methods in self._named:
+            if segments == route.segments:
+                methods[route.method] = route
+                return
+        self._named.append((route.segments, {route.method: route}))
+
+    def _find(self, path: str, method: str) -> tuple[Route, dict[str, str]]:
+        methods, names = self._static.get(path), dict[str, str]()
+        if methods is None:
+            methods, names = self._find_named(tuple(path.split("/")))
+        if methods is None:
+            raise NotFound(f"{path[:128]}: there is nothing here; /openapi.json lists what there is")
+        route = methods.get(method)
+        if route is None:
+            allowed = tuple(sorted(methods))
+            raise MethodNotAllowed(f"{method} is not for {path[:128]}; it takes {', '.join(allowed)}", allowed)
+        return route, names
+
+    def _find_named(self, path: tuple[str, ...]) -> tuple[dict[str, Route] | None, dict[str, str]]:
+        for segments, methods in self._named:
+            if len(segments) == len(path) and all(
+                want == have or (want[:1] == "{" and have) for want, have in zip(segments, path, strict=True)
+            ):
+                names = {want[1:-1]: have for want, have in zip(segments, path, strict=True) if want[:1] == "{"}
+                return methods, names
+        return None, {}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        began_s = perf_counter()
+        exchange = Exchange(self, scope, receive, send)
+        route = None
+        try:
+            route, exchange.names = self._find(scope["path"], scope["method"])
+            exchange.route = route
+            if route.role:
+                exchange.identify()
+            await route.handler(exchange)
+        except ClientGone:
+            exchange.status = 499  # as nginx has it: nobody waits for an answer
+        except Exception as error:
+            await exchange.refuse(error)
+        finally:
+            exchange.let_go()
+        self._observe(route, exchange.status, perf_counter() - began_s)
+
+
+class Exchange:
+    """One request and its answer."""
+
+    __slots__ = (
+        "_app",
+        "_held_bytes",
+        "_media",
+        "_receive",
+        "_received",
+        "_send",
+        "_share",
+        "headers",
+        "names",
+        "principal",
+        "route",
+        "scope",
+        "status",
+    )
+
+    def __init__(self, app: App, scope: Any, receive: Any, send: Any) -> None:
+        self._app, self.scope, self._receive, self._send = app, scope, receive, send
+        self.names: dict[str, str] = {}
+        self.route: Route | None = None
+        self.principal = NOBODY
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._media = wire.JSON
+        self._received = False
+        self._share: Receiving | None = None
+        self._held_bytes = self.status = 0
+
+    @property
+    def edge(self) -> Edge:
+        return self._app.edge
+
+    # --- who asks -------------------------------------------------------------------------------------------------------------
+    def identify(self) -> None:
+        """Before a byte of the body is read. What a producer or consumer may do depends on names: the handlers ask for that."""
+        host, shown = self.headers.get(b"host", b""), self.headers.get(b"authorization")
+        self._app.access.check_host(host.decode("latin-1"))
+        self.principal = self._app.access.principal(None if shown is None else shown.decode("latin-1"))
+        role = self.route.role if self.route is not None else ""
+        if role == "operator":
+            self.principal.require_operator()
+        elif role == "metrics":
+            self.principal.require_metrics()
+
+    # --- the request ----------------------------------------------------------------------------------------------------------
+    def name(self, which: str) -> str:
+        """A name in the path."""
+        return self.names[which]
+
+    def query(self, shape: type[T]) -> T:
+        try:
+            pairs = parse_qsl(
+                self.scope["query_string"].decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=64
+            )
+        except ValueError:
+            raise InvalidRequest("query: is not UTF-8 in percent-encoding, or has too many fields", "query") from None
+        self._media = wire.accepted_media(self.headers.get(b"accept"), wire.JSON)
+        return wire.convert(dict(pairs), shape)
+
+    async def body(self, shape: type[T]) -> T:
+        """The body, decoded. What it says of its length is believed only as far as it may go."""
+        media = wire.media_type(self.headers.get(b"content-type"))
+        self._media = wire.accepted_media(self.headers.get(b"accept"), media)
+        return wire.decode(await self._read(), media, shape)
+
+    async def _read(self) -> bytes:
+        assert self.route is not None
+        self._share = self._app.receiving[self.route.share]
+        self._check_size(_length(self.headers.get(b"content-length")))
+        message = await self._receive_soon()
+        content = message.get("body", b"")
+        self._hold(len(content))
+        if not message.get("more_body"):
+            self._received = True
+            return content  # type: ignore[no-any-return]
+        return await self._read_rest(content)
+
+    async def _read_rest(self, first: bytes) -> bytes:
+        parts = [first]
+        try:
+            async with asyncio.timeout(self._app.settings.request_timeout_ms / 1000):
+                while True:
+                    message = await self._receive_soon()
+                    parts.append(message.get("body", b""))
+                    self._hold(len(parts[-1]))
+                    if not message.get("more_body"):
+                        self._received = True
+                        return b"".join(parts)
+        except TimeoutError:
+            raise TooSlow("the body did not arrive within requestTimeout: send it faster, or in smaller batches") from None
+
+    async def _receive_soon(self) -> Any:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        return message
+
+    def _hold(self, size: int) -> None:
+        self._check_size(self._held_bytes + size)
+        assert self._share is not None
+        self._share.take(size)
+        self._held_bytes += size
+
+    def _check_size(self, size: int) -> None:
+        most = self._app.settings.max_request_bytes
+        if size > most:
+            raise TooLarge(f"body: has {size} bytes or more; at most {most} (maxRequestSize) are taken: send smaller batches")
+
+    def let_go(self) -> None:
+        if self._share is not None:
+            self._share.bytes -= self._held_bytes
+            self._held_bytes = 0
+
+    # --- the answer -----------------------------------------------------------------------------------------------------------
+    async def answer(self, content: Any) -> None:
+        """200, in the form that was asked for."""
+        encoded = wire.encode(content, self._media)
+        await self.write(200, encoded, [_HEAD_OK[self._media]])
+
+    async def write(self, status: int, content: bytes, headers: Headers) -> None:
+        self.status = status
+        headers.append((b"content-length", b"%d" % len(content)))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": content})
+
+    async def refuse(self, error: Exception) -> None:
+        told, headers = of_error(error)
+        if self.status:
+            return  # the answer had begun: nothing can be said any more
+        if isinstance(error, TooSlow):
+            headers.append((b"connection", b"close"))
+        await self.write(told.status, wire.encode(told, wire.JSON), [(b"content-type", MEDIA), *headers])
+
+    @asynccontextmanager
+    async def attended(self) -> AsyncIterator[None]:
+        """Around a long wait: ClientGone as soon as the client hangs up."""
+        task = asyncio.current_task()
+        assert task is not None
+        watcher = asyncio.get_running_loop().create_task(self._until_gone(task))
+        try:
+            yield
+        except asyncio.CancelledError:
+            if watcher.done():
+                raise ClientGone from None
+            raise
+        finally:
+            watcher.cancel()
+
+    async def _until_gone(self, task: asyncio.Task[Any]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        task.cancel()
+
+
+def _length(value: bytes | None) -> int:
+    """Content-Length; the parser has refused what is none."""
+    return int(value) if value is not None and value.isdigit() else 0

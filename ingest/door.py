@@ -1,0 +1,232 @@
+"""The door: connections. uvicorn's HTTP/1.1 protocol (httptools), guarded against what a careless or hostile client may do.
+
+    too much head       more than HEAD_MAX_BYTES of request line and headers        431, closed
+    too slow            no whole head within headerTimeout, of a new connection too 408, closed
+    not HTTP                                                                        400, closed
+    too many            more than maxConnections                                    503, closed
+    does not read       an answer that is not taken within requestTimeout, or more
+                        than STALLED_MAX clients that do not take theirs            aborted
+    asks and asks       more than PIPELINED_MAX requests before the first is answered aborted
+    sends on and on     a body that was refused, beyond DRAINED_MAX_BYTES           closed
+
+Every refusal is problem+json, as from the application behind it. Slow or oversized bodies are the application's matter (app.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from email.utils import formatdate
+from typing import Any, Final
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from escrow.settings import Settings
+from ingest import wire
+from ingest.problems import head_of, problem
+
+HEAD_MAX_BYTES: Final = 32 << 10
+#: What a client may go on sending after it was refused, so that it can read the refusal.
+DRAINED_MAX_BYTES: Final = 64 << 20
+LINGER_MS: Final = 1_000
+#: Requests that may wait behind one that is being answered.
+PIPELINED_MAX: Final = 64
+#: Each holds an answer, which may be megabytes. Beyond this many, the one that has stalled longest is hung up on.
+STALLED_MAX: Final = 64
+BACKLOG: Final = 2048
+
+
+class Door:
+    """Listens, and holds what all connections share."""
+
+    def __init__(self, application: Any, settings: Settings) -> None:
+        self.settings = settings
+        self.state = ServerState()
+        self.config = Config(
+            application,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=settings.keep_alive_ms // 1000 or 1,
+        )
+        self.config.load()
+        #: Connections whose client does not take its answer, the one that has stalled longest first.
+        self.stalled: dict[GuardedProtocol, None] = {}
+        self.refused = 0
+        self._server: asyncio.Server | None = None
+
+    async def open(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        self.beat()
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: GuardedProtocol(self), sock=listening, ssl=tls, backlog=BACKLOG)
+
+    def beat(self) -> None:
+        """Once a second: the Date of answers."""
+        self.state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+
+    @property
+    def connections(self) -> int:
+        return len(self.state.connections)
+
+    def stall(self, connection: GuardedProtocol) -> None:
+        self.stalled[connection] = None
+        if len(self.stalled) > STALLED_MAX:
+            next(iter(self.stalled)).transport.abort()
+
+    async def close(self, within_s: float) -> None:
+        """No new connections; those that are idle are closed, the others when their answer is written."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.state.connections):
+            connection.shutdown()
+        if self.state.tasks:
+            await asyncio.wait(list(self.state.tasks), timeout=within_s)
+        await asyncio.sleep(0)  # answers that were just written are handed to the kernel
+        for connection in list(self.state.connections):
+            connection.transport.close()
+
+
+class _Timer:
+    """Calls once, unless it is stopped or started anew before."""
+
+    __slots__ = ("_handle", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._handle: asyncio.TimerHandle | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._handle is not None
+
+    def start(self, after_ms: int, call: Callable[[], None]) -> None:
+        self.stop()
+        self._handle = self._loop.call_later(after_ms / 1000, self._fire, call)
+
+    def _fire(self, call: Callable[[], None]) -> None:
+        self._handle = None
+        call()
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, door: Door) -> None:
+        super().__init__(door.config, door.state, {})
+        self._door = door
+        self._head_bytes = self._drained_bytes = 0
+        self._in_head, self._refused = True, False
+        self._head_timer, self._write_timer = _Timer(self.loop), _Timer(self.loop)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._door.settings.max_connections:
+            self._refuse(503, "overloaded", "maxConnections are open already: try again later", retry_after_s=1)
+            return
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_timer.stop()
+        self._write_timer.stop()
+        self._door.stalled.pop(self, None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused or self.transport.is_closing():
+            return  # what still arrives is let go
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > HEAD_MAX_BYTES and not self._refused:
+            text = f"request line and headers have more than {HEAD_MAX_BYTES} bytes: send less"
+            self._refuse(431, "too_large", text, field="headers")
+        elif self._in_head and self._head_bytes and not self._head_timer.running and not self._refused:
+            self._expect_head()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._head_bytes = max(self._head_bytes, 1)  # one that begins in the piece that ended the last request
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_bytes = self._drained_bytes = 0
+        self._head_timer.stop()
+        super().on_headers_complete()
+        if len(self.pipeline) > PIPELINED_MAX:
+            self.transport.abort()
+
+    def on_body(self, body: bytes) -> None:
+        if self.cycle.response_complete:
+            self._drained_bytes += len(body)
+            if self._drained_bytes > DRAINED_MAX_BYTES:
+                self.transport.abort()
+            return
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        # Bytes of the next request's head that came in the same piece are not counted: they are few, and read already.
+        self._in_head = True
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn says where it could not parse a request."""
+        self._refuse(400, "bad_http", "this is no HTTP request that could be understood", field="request")
+
+    # --- timers ---------------------------------------------------------------------------------------------------------------
+    def _expect_head(self) -> None:
+        self._head_timer.start(self._door.settings.header_timeout_ms, self._head_too_slow)
+
+    def _head_too_slow(self) -> None:
+        if self._in_head and not self._refused:
+            self._refuse(408, "too_slow", "no whole request head arrived within headerTimeout")
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._door.stall(self)
+        self._write_timer.start(self._door.settings.request_timeout_ms, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._door.stalled.pop(self, None)
+        self._write_timer.stop()
+
+    @property
+    def _answering(self) -> bool:
+        cycle: Any = self.cycle  # None before the first request
+        return cycle is not None and not cycle.response_complete
+
+    # --- refusals -------------------------------------------------------------------------------------------------------------
+    def _refuse(self, status: int, code: str, detail: str, *, field: str = "", retry_after_s: float = 0.0) -> None:
+        """Say why and hang up."""
+        self._head_timer.stop()
+        self._door.refused += 1
+        if self._answering:
+            self.transport.abort()  # the answer to an earlier request is under way: nothing can be said in between
+            return
+        content = wire.encode(problem(status, code, detail, field), wire.JSON)
+        self.transport.write(head_of(status, len(content), retry_after_s) + content)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Closing on a client that still sends would reset the connection before it has read the refusal: let it see the end
+        first, and drop what it sends, for a moment."""
+        self._refused = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._head_timer.start(LINGER_MS, self.transport.abort)
+        else:  # TLS
+            self.transport.close()

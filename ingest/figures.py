@@ -1,0 +1,45 @@
+"""What the edge tells Prometheus, read when somebody asks. docs/metrics.md explains each name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from escrow.metrics import Figure
+from ingest.app import App
+from ingest.core import Edge
+from ingest.door import Door
+
+_ANSWERS = ("accepted", "already", "conflict", "refused")
+
+
+def edge_figures(edge: Edge, door: Door, app: App) -> Iterator[Figure]:
+    status = edge.counts()
+    yield _one("escrow_halves_stored", "counter", "Halves made durable", status["halves"])
+    yield _one("escrow_messages_stored", "counter", "Ordinary messages made durable", status["messages"])
+    yield (
+        "escrow_ends", "counter", "Ends answered, by verdict",
+        [({"verdict": verdict}, status["answers"].get(verdict, 0)) for verdict in _ANSWERS],
+    )  # fmt: skip
+    yield _one("escrow_checks_handed_over", "counter", "Check requests handed to a member", status["asked"])
+    yield _one("escrow_checks_lapsed", "counter", "Check requests that nobody took in their round", status["checks"]["lapsed"])
+    yield _one("escrow_checks_waiting", "gauge", "Check requests that wait for a member", status["checks"]["requests_waiting"])
+    yield _one("escrow_polls_waiting", "gauge", "Long polls for checks that wait", status["checks"]["polls_waiting"])
+    yield _one("escrow_discarded", "counter", "Proposals that became discards", status["discarded"])
+    yield _one("escrow_ops_reopened", "counter", "Halves reopened because their end could not be read", status["reopened"])
+    yield _one("escrow_flushes", "counter", "Flushes of the commit log; many requests share one", status["flushes"])
+    yield _one("escrow_queued_bytes", "gauge", "Bytes that wait for a flush", status["queued_bytes"])
+    yield _one("escrow_refused_for_load", "counter", "Requests refused because too much waited", status["refused_for_load"])
+    yield _one("escrow_connections", "gauge", "Open connections", door.connections)
+    yield _one("escrow_connections_refused", "counter", "Connections refused or ended for their manners", door.refused)
+    yield _one("escrow_connections_stalled", "gauge", "Connections whose client does not take its answer", len(door.stalled))
+    yield (
+        "escrow_receiving_bytes", "gauge", "Bodies being received",
+        [({"share": name}, share.bytes) for name, share in app.receiving.items()],
+    )  # fmt: skip
+    yield _one(
+        "escrow_edge_healthy", "gauge", "0 = something that the edge does beside requests fails; its log tells", status["healthy"]
+    )
+
+
+def _one(name: str, kind: str, text: str, value: float) -> Figure:
+    return name, kind, text, [({}, float(value))]

@@ -1,0 +1,123 @@
+"""The table of operations, and what each does. docs/http-api.md says the same to people, /openapi.json to programs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from prometheus_client.exposition import choose_encoder
+
+from escrow.metrics import EdgeMetrics
+from ingest import openapi, wire
+from ingest.app import Exchange, Route
+
+_TAKES: Final = (400, 408, 413, 415, 429, 503)
+_ASKS: Final = (400, 429, 503)
+
+
+def _require_produce(exchange: Exchange, items: Sequence[wire.MessageIn] | Sequence[wire.EndIn]) -> None:
+    """For every group that a batch names; mostly it is one."""
+    for group in {item.group for item in items}:
+        exchange.principal.require_produce(group)
+
+
+# --- producers --------------------------------------------------------------------------------------------------------------
+async def post_halves(exchange: Exchange) -> None:
+    given = await exchange.body(wire.MessagesIn)
+    _require_produce(exchange, given.messages)
+    ids = await exchange.edge.prepare(wire.messages(given.messages))
+    half_offset_of = exchange.edge.half_offset_of
+    await exchange.answer(wire.HalvesOut([wire.HalfOut(id, half_offset_of(id)) for id in ids]))
+
+
+async def post_messages(exchange: Exchange) -> None:
+    given = await exchange.body(wire.MessagesIn)
+    _require_produce(exchange, given.messages)
+    places = await exchange.edge.send(wire.messages(given.messages))
+    await exchange.answer(wire.MessagesOut([wire.PlaceOut(*place) for place in places]))
+
+
+async def post_ends(exchange: Exchange) -> None:
+    given = await exchange.body(wire.EndsIn)
+    _require_produce(exchange, given.ends)
+    await exchange.answer(wire.end_answers(await exchange.edge.end(wire.ends(given.ends))))
+
+
+async def get_checks(exchange: Exchange) -> None:
+    """The hand-over is recorded after the answer was written."""
+    asked, group = exchange.query(wire.ChecksQuery), exchange.name("group")
+    exchange.principal.require_produce(group)
+    async with exchange.attended(), exchange.edge.poll_checks(group, asked.member, asked.max, asked.wait_s) as handover:
+        id_of = exchange.edge.id_of
+        await exchange.answer(wire.ChecksOut([wire.check(request, id_of(request)) for request in handover.requests]))
+
+
+async def get_transaction(exchange: Exchange) -> None:
+    id = exchange.name("id")
+    found = await exchange.edge.transaction(id)
+    if not exchange.principal.operator and found.group:
+        exchange.principal.require_produce(found.group)
+    await exchange.answer(wire.transaction(id, found))
+
+
+# --- operators --------------------------------------------------------------------------------------------------------------
+async def post_resume(exchange: Exchange) -> None:
+    given = await exchange.body(wire.ResumeIn)
+    await exchange.answer(wire.end_answers(await exchange.edge.resume(given.ids, exchange.principal.name, given.reason)))
+
+
+async def get_status(exchange: Exchange) -> None:
+    await exchange.answer(await exchange.edge.status())
+
+
+# --- everybody --------------------------------------------------------------------------------------------------------------
+async def get_livez(exchange: Exchange) -> None:
+    await exchange.answer(wire.LiveOut("ok"))
+
+
+async def get_readyz(exchange: Exchange) -> None:
+    await exchange.answer(wire.ready(exchange.edge.settings.role, exchange.edge.job_state()))
+
+
+PRODUCER: Final = "producer"
+_ROUTES: Final = (
+    Route("POST", "/v1/halves", post_halves, "Store halves, all or none", PRODUCER, wire.HalvesOut, wire.MessagesIn,
+          problems=(*_TAKES, 403, 409)),
+    Route("POST", "/v1/messages", post_messages, "Store ordinary messages, visible without a transaction", PRODUCER,
+          wire.MessagesOut, wire.MessagesIn, problems=_TAKES),
+    Route("POST", "/v1/ends", post_ends, "Commit, rollback or unknown; each is answered", PRODUCER, wire.EndsOut, wire.EndsIn,
+          problems=_TAKES, share="ends"),
+    Route("GET", "/v1/groups/{group}/checks", get_checks, "Long poll for check requests", PRODUCER, wire.ChecksOut,
+          query=wire.ChecksQuery, problems=_ASKS),
+    Route("GET", "/v1/transactions/{id}", get_transaction, "State and history of one transaction", PRODUCER, wire.TransactionOut,
+          problems=(404, 503)),
+    Route("POST", "/v1/operator/resume", post_resume, "Give discarded halves a new life", "operator", wire.EndsOut, wire.ResumeIn,
+          problems=_TAKES, share="ends"),
+    Route("GET", "/v1/status", get_status, "What the edge sees", "operator", wire.StatusOut),
+    Route("GET", "/livez", get_livez, "Alive", "", wire.LiveOut),
+    Route("GET", "/readyz", get_readyz, "Accepts, and how the job is", "", wire.ReadyOut, problems=(503,)),
+)  # fmt: skip
+
+
+def make_routes(metrics: EdgeMetrics | None) -> tuple[Route, ...]:
+    """All operations. Without metrics there is no /metrics."""
+
+    async def get_metrics(exchange: Exchange) -> None:
+        assert metrics is not None
+        content, media = await asyncio.to_thread(_exposition, metrics, exchange.headers.get(b"accept", b"").decode("latin-1"))
+        await exchange.write(200, content, [(b"content-type", media.encode())])
+
+    async def get_openapi(exchange: Exchange) -> None:
+        await exchange.write(200, openapi.document(routes), [(b"content-type", b"application/json")])
+
+    own = [Route("GET", "/openapi.json", get_openapi, "This, for programs", "", wire.StatusOut)]
+    if metrics is not None:
+        own.append(Route("GET", "/metrics", get_metrics, "Prometheus metrics of the edge", "metrics", media="text/plain"))
+    routes = (*_ROUTES, *own)
+    return routes
+
+
+def _exposition(metrics: EdgeMetrics, accept: str) -> tuple[bytes, str]:
+    encoder, media = choose_encoder(accept)
+    return encoder(metrics.registry), media
