@@ -45,6 +45,8 @@ PREFIX: Final = "ESCROW_"
 OTHER_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "ESCROW_FAILPOINT"})
 #: What Kubernetes adds for a service that is called escrow…: not ours to refuse.
 _SERVICE_LINK: Final = re.compile(r"ESCROW_(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
+#: Variables that an operator keeps secrets in (groupsFile names them): not keys, and never shown.
+SECRET_PREFIX: Final = "ESCROW_SECRET_"
 MASK: Final = "(set, not shown)"
 
 DURATION_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -347,7 +349,12 @@ class Settings:
     )  # fmt: skip
 
     _begin("The edge: what takes halves and ends.")
-    listen_address: str = _key("listenAddress", "text", '"127.0.0.1"', "Where the edge listens: a loopback address, for now.")
+    listen_address: str = _key(
+        "listenAddress",
+        "text",
+        '"127.0.0.1"',
+        "Where the edge listens. Beyond loopback only once there are tokens (escrow token new).",
+    )
     listen_port: int = _key("listenPort", "count", "7480", "Its port; 0 takes a free one and says which.", **_PORT)
     max_body_bytes: int = _key("maxBodySize", "size", '"4MiB"', "The largest body of a message.", least=1, most=1 << 30)
     max_request_bytes: int = _key(
@@ -392,6 +399,42 @@ class Settings:
     id_keys: str = _key(
         "idKeys", "text", '""', "The same keys as text, separated by commas, instead of a file. Best set by its variable.",
         secret=True,
+    )  # fmt: skip
+
+    _begin("Who may: tokens.")
+    tokens_file_text: str = _key(
+        "tokensFile", "path", '""',
+        "Tokens and their roles, as escrow token writes them; without the file everybody on loopback may do everything. "
+        "Empty: keys/tokens.toml in dataDir.",
+    )  # fmt: skip
+
+    _begin("Producer groups: quotas, and the file with what is said of each group. 0 = no limit.")
+    groups_file_text: str = _key(
+        "groupsFile", "path", '""', "Quotas and webhooks of single groups (docs/security.md, TOML). Empty: groups.toml in dataDir."
+    )
+    group_rate_max: int = _key(
+        "groupRateMax", "count", "0", "Halves and messages that a group may send a second, in the long run.", least=0, most=1 << 40
+    )
+    group_pending_max: int = _key("groupPendingMax", "count", "0", "Halves of a group that may be pending.", least=0, most=1 << 40)
+    group_pending_age_max_ms: int = _key(
+        "groupPendingAgeMax", "duration", '"0ms"', "No new halves for a group whose oldest pending one is older than this.",
+        least=0, most=3650 * _DAY_MS, sub_second=False,
+    )  # fmt: skip
+
+    _begin("TLS of the edge.")
+    tls_cert_file: str = _key(
+        "tlsCertFile",
+        "path",
+        '""',
+        "The edge's certificate and its chain (PEM). Empty: plain HTTP. A renewed one is taken up by itself.",
+    )
+    tls_key_file: str = _key("tlsKeyFile", "path", '""', "Its private key (PEM, without a passphrase).")
+    tls_client_ca_file: str = _key(
+        "tlsClientCaFile", "path", '""', "Certificates that sign clients' ones (PEM). Set: every client must show one (mutual TLS)."
+    )
+    tls_min_version: str = _key(
+        "tlsMinVersion", "choice", '"1.2"', "The oldest version of TLS that is spoken.", choices=("1.2", "1.3"),
+        remedy="older versions are broken and not spoken",
     )  # fmt: skip
 
     _begin("The streaming job.")
@@ -471,6 +514,14 @@ class Settings:
         return Path(self.id_keys_file) if self.id_keys_file else self.data_dir / "keys" / "ids.keys"
 
     @property
+    def tokens_file(self) -> Path:
+        return Path(self.tokens_file_text) if self.tokens_file_text else self.data_dir / "keys" / "tokens.toml"
+
+    @property
+    def groups_file(self) -> Path:
+        return Path(self.groups_file_text) if self.groups_file_text else self.data_dir / "groups.toml"
+
+    @property
     def standby(self) -> bool:
         return self.role == "standby"
 
@@ -548,7 +599,7 @@ def load(file: Path | None = None, flags: Iterable[str] = (), environ: Mapping[s
     if problems:
         raise SettingsError(problems)
     values.setdefault("data_dir_text", Settings.data_dir_text)
-    for name in ("data_dir_text", "log_dir_text", "id_keys_file"):
+    for name in (key.field for key in KEYS.values() if key.kind == "path"):
         if values.get(name):
             values[name] = str(Path(values[name]).absolute())
     return Settings(**values, file=path.absolute() if path else None, origins=origins, flags=flags)
@@ -596,7 +647,7 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[s
     known = {key.variable: key for key in KEYS.values()}
     found: dict[str, tuple[object, Origin]] = {}
     for variable in sorted(environ):
-        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
+        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES or variable.startswith(SECRET_PREFIX):
             continue
         if variable in known:
             found[known[variable].name] = (environ[variable], Origin(2, f"variable {variable}"))
@@ -665,6 +716,9 @@ def _check_together(values: Mapping[str, Any], origins: Mapping[str, Origin]) ->
             f"{blame('maxBodySize', 'commitLogSegmentSize')}: maxBodySize ({_size_text(value['maxBodySize'])}) does not fit into "
             f"a commit log segment ({_size_text(value['commitLogSegmentSize'])}): lower it to {room} or raise commitLogSegmentSize"
         )
+    for name, needed in (("tlsCertFile", "tlsKeyFile"), ("tlsKeyFile", "tlsCertFile"), ("tlsClientCaFile", "tlsCertFile")):
+        if value[name] and not value[needed]:
+            problems.append(f"{blame(name)}: is set and {needed} is not: set {needed} too, or neither")
     if value["restartBackoff"] > value["restartBackoffMax"]:
         problems.append(
             f"{blame('restartBackoff', 'restartBackoffMax')}: restartBackoff ({_duration_text(value['restartBackoff'])}) is longer "

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
 from ingest import wire
+from ingest.access import NOBODY, Access
 from ingest.core import Edge
 from ingest.errors import InvalidRequest, MethodNotAllowed, NotFound, Overloaded, TooLarge, TooSlow
 from ingest.problems import MEDIA, Headers, of_error
@@ -68,8 +69,10 @@ class Receiving:
 class App:
     """`await app(scope, receive, send)`: ASGI."""
 
-    def __init__(self, edge: Edge, routes: Sequence[Route], observe: Callable[[Route | None, int, float], None]) -> None:
-        self.edge, self.settings, self._observe = edge, edge.settings, observe
+    def __init__(
+        self, edge: Edge, routes: Sequence[Route], observe: Callable[[Route | None, int, float], None], access: Access
+    ) -> None:
+        self.edge, self.settings, self._observe, self.access = edge, edge.settings, observe, access
         most_bytes = self.settings.max_receiving_bytes
         self.receiving = {"halves": Receiving(most_bytes), "ends": Receiving(most_bytes)}
         self._static: dict[str, dict[str, Route]] = {}
@@ -115,6 +118,8 @@ class App:
         try:
             route, exchange.names = self._find(scope["path"], scope["method"])
             exchange.route = route
+            if route.role:
+                exchange.identify()
             await route.handler(exchange)
         except ClientGone:
             exchange.status = 499  # as nginx has it: nobody waits for an answer
@@ -138,6 +143,7 @@ class Exchange:
         "_share",
         "headers",
         "names",
+        "principal",
         "route",
         "scope",
         "status",
@@ -147,6 +153,7 @@ class Exchange:
         self._app, self.scope, self._receive, self._send = app, scope, receive, send
         self.names: dict[str, str] = {}
         self.route: Route | None = None
+        self.principal = NOBODY
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self._media = wire.JSON
         self._received = False
@@ -156,6 +163,18 @@ class Exchange:
     @property
     def edge(self) -> Edge:
         return self._app.edge
+
+    # --- who asks -------------------------------------------------------------------------------------------------------------
+    def identify(self) -> None:
+        """Before a byte of the body is read. What a producer or consumer may do depends on names: the handlers ask for that."""
+        host, shown = self.headers.get(b"host", b""), self.headers.get(b"authorization")
+        self._app.access.check_host(host.decode("latin-1"))
+        self.principal = self._app.access.principal(None if shown is None else shown.decode("latin-1"))
+        role = self.route.role if self.route is not None else ""
+        if role == "operator":
+            self.principal.require_operator()
+        elif role == "metrics":
+            self.principal.require_metrics()
 
     # --- the request ----------------------------------------------------------------------------------------------------------
     def name(self, which: str) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -69,6 +69,14 @@ class Handover:
     @property
     def half_offsets(self) -> list[int]:
         return [request.half_offset for request in self.requests]
+
+    def keep(self, good: Sequence[bool]) -> Handover:
+        """Keep those that are good; the rest, to be put back."""
+        rest = Handover(self.group, self.member, round_start=self.round_start)
+        pairs = list(zip(self.requests, self.waiting, good, strict=True))
+        rest.requests, rest.waiting = [each for each, _, yes in pairs if not yes], [each for _, each, yes in pairs if not yes]
+        self.requests, self.waiting = [each for each, _, yes in pairs if yes], [each for _, each, yes in pairs if yes]
+        return rest
 
 
 class CheckDelivery:
@@ -166,15 +174,21 @@ class CheckDelivery:
         for part in (self._log.log.file, self._log.half_queue.file, self._log.op_queue.file):
             part.refresh()
 
+    @property
+    def round_start(self) -> int:
+        return self._round_start
+
     # --- polls ----------------------------------------------------------------------------------------------------------------
-    async def poll(self, group: str, member: str, max_requests: int, max_bytes: int, wait_s: float) -> Handover:
+    async def poll(
+        self, group: str, member: str, max_requests: int, max_bytes: int, wait_s: float, *, passing_over: Container[int] = ()
+    ) -> Handover:
         """Requests for a member of this group; waits at most wait_s for the first. Empty when none came."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         self.polls += 1
         while True:
             self._seen(group)
-            handover = self._take(group, member, max_requests, max_bytes)
+            handover = self._take(Handover(group, member), max_requests, max_bytes, passing_over)
             left_s = deadline - loop.time()
             if handover.requests or left_s <= 0 or self._closing:
                 return handover
@@ -213,27 +227,31 @@ class CheckDelivery:
                 waiter.set_result(None)
                 return
 
-    def _take(self, group: str, member: str, max_requests: int, max_bytes: int) -> Handover:
-        handover = Handover(group, member, round_start=self._round_start)
-        group_no = self._store.dictionary.group_no(group)
+    def _take(self, handover: Handover, max_requests: int, max_bytes: int, passing_over: Container[int]) -> Handover:
+        handover.round_start = self._round_start
+        group_no = self._store.dictionary.group_no(handover.group)
         queue = self._queues.get(group_no) if group_no is not None else None
         if not queue or group_no is None:
             return handover
-        taken_bytes = 0
+        taken_bytes, passed_over = 0, list[_Waiting]()
         while (
             queue and len(handover.requests) < max_requests and (not taken_bytes or taken_bytes + queue[0].size_bytes <= max_bytes)
         ):
             waiting = queue.popleft()
             if self._store.end_of(waiting.half_offset):
                 continue  # ended meanwhile: nobody needs to be asked
+            if waiting.half_offset in passing_over:
+                passed_over.append(waiting)
+                continue
             request = self._read(waiting, group_no)
             if request is not None:
                 handover.requests.append(request)
                 handover.waiting.append(waiting)
                 taken_bytes += waiting.size_bytes
         self._handed.update(handover.half_offsets)
-        if queue:
-            self._wake(group)
+        if queue:  # not what was passed over: two that pass over the same would wake each other for ever
+            self._wake(handover.group)
+        queue.extendleft(reversed(passed_over))
         return handover
 
     def _read(self, waiting: _Waiting, group_no: int) -> CheckRequest | None:

@@ -45,6 +45,8 @@ class _Work:
     future: asyncio.Future[Any]
     content: Any
     size_bytes: int = 0
+    #: Called in the thread when it is in the log.
+    appended: Callable[[], None] | None = None
 
 
 @dataclass(slots=True)
@@ -104,15 +106,17 @@ class Committer:
         self._thread.start()
 
     # --- in the event loop ------------------------------------------------------------------------------------------------
-    def prepare(self, messages: Sequence[Message]) -> asyncio.Future[Sequence[int]]:
-        """Halves, all or none; their half_offsets once they are durable."""
-        return self._put_messages(self._halves, messages)
+    def prepare(self, messages: Sequence[Message], appended: Callable[[], None] | None = None) -> asyncio.Future[Sequence[int]]:
+        """Halves, all or none; their half_offsets once they are durable. `appended` is called in the thread, before that."""
+        return self._put_messages(self._halves, messages, appended)
 
     def send(self, messages: Sequence[Message]) -> asyncio.Future[Sequence[int]]:
         """Ordinary messages, all or none; their topic positions once they are durable."""
         return self._put_messages(self._messages, messages)
 
-    def _put_messages(self, queue: deque[_Work], messages: Sequence[Message]) -> asyncio.Future[Sequence[int]]:
+    def _put_messages(
+        self, queue: deque[_Work], messages: Sequence[Message], appended: Callable[[], None] | None = None
+    ) -> asyncio.Future[Sequence[int]]:
         size_bytes = sum([len(message.body) for message in messages]) + MESSAGE_BYTES * len(messages)
         full = self.queued_bytes > 0 and self.queued_bytes + size_bytes > self._queued_bytes_max
         if full or self._ends_waiting >= ENDS_MAX:
@@ -121,7 +125,7 @@ class Committer:
                 f"{self.queued_bytes} bytes wait for a flush, at most {self._queued_bytes_max} may (maxQueuedSize): try again"
             )
         self.queued_bytes += size_bytes
-        return self._put(queue, _Work(self._loop.create_future(), messages, size_bytes))
+        return self._put(queue, _Work(self._loop.create_future(), messages, size_bytes, appended))
 
     def end(self, ends: Sequence[End]) -> asyncio.Future[list[Answer]]:
         """Ends, judged in order; the answers once what they rest on is durable."""
@@ -270,6 +274,8 @@ class Committer:
             return 0
         at, found = 0, appended.positions or appended.offsets
         for work in group:
+            if work.appended is not None:
+                work.appended()
             cycle.tell(work, found[at : at + len(work.content)], appended.ticket)
             at += len(work.content)
         return at

@@ -19,18 +19,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from escrow.settings import Settings
+from ingest import groups
 from ingest.checks import CheckDelivery, CheckRequest, Handover
 from ingest.committer import Committer
 from ingest.errors import BadId, Closing, InvalidRequest, Standby, TooLarge, TransactionsRejected
 from ingest.followers import Followers
 from ingest.history import Histories, Transaction
 from ingest.ids import Sealer, load_keys
+from ingest.quotas import Quotas
 from store.cursor import Cursors
 from store.directory import Geometry
 from store.edge import EdgeStore, End
@@ -93,6 +95,24 @@ def place_of(position: int) -> tuple[int, int]:
     return topic_of_key(queue_key_of(position))[1], queue_offset_of(position)
 
 
+class Part(Protocol):
+    """Something beside the edge that lives as long as it does."""
+
+    name: str
+
+    async def open(self) -> None:
+        """The edge is open; an EdgeError keeps it from starting."""
+
+    def stop(self) -> None:
+        """Begin nothing new. May be called twice, and before `open`."""
+
+    async def close(self) -> None:
+        """Let go of everything, whether `open` was through or not."""
+
+    def figures(self) -> dict[str, Any]:
+        """For the status."""
+
+
 class Edge:
     """One edge over one store. Made, used and closed in one event loop."""
 
@@ -102,11 +122,14 @@ class Edge:
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
         self._waker: Waker | None = None
+        #: What was put on the edge (`ingest.plugged.make_edge`); opened after it, closed before it.
+        self.parts: list[Part] = []
 
     # --- opening and closing -------------------------------------------------------------------------------------------------
     async def open(self, progress: Progress = no_progress) -> None:
-        """1 open the store, which recovers it · 2 the keys · 3 the committer · 4 the followers of the job's queues."""
+        """1 open the store, which recovers it · 2 the keys · 3 the committer · 4 the followers of the job's queues · 5 parts."""
         loop = asyncio.get_running_loop()
+        self.groups = groups.watch(self.settings)  # before anything is touched: it may be unusable
         self.store = await loop.run_in_executor(None, self._open_store, progress)  # 1
         try:
             keys, self.notice = load_keys(self.settings.keys_file, self.settings.id_keys)  # 2
@@ -114,6 +137,12 @@ class Edge:
             self._open_rest()
         except BaseException:
             self.store.close()
+            raise
+        try:
+            for part in self.parts:  # 5
+                await part.open()
+        except BaseException:
+            await self.close()
             raise
 
     def _open_store(self, progress: Progress) -> EdgeStore:
@@ -148,10 +177,11 @@ class Edge:
             enabled=settings.checks_enabled and not settings.standby,
             refresh_s=settings.presence_ttl_ms / 3000,
         )
+        self.quotas = Quotas(settings, self.groups, self.store, self._now_ms)
         self._woken = asyncio.Event()
         self._sleeper = Sleeper(root / EDGE_WAKE)
         asyncio.get_running_loop().add_reader(self._sleeper.fileno(), self._wake)
-        for loop_of in (self._follow, self._beat, self._retain):
+        for loop_of in (self._follow, self._beat, self._retain, self.quotas.run):
             self._start(loop_of())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -172,15 +202,20 @@ class Edge:
 
     def stop(self) -> None:
         """Polls that wait come back empty and nothing new is taken; what was accepted goes on to its end."""
+        for part in self.parts:
+            part.stop()
         self._closing = True
         self._checks.stop()
 
     async def close(self) -> None:
         """Finish what was accepted, flush, note a clean exit."""
         self.stop()
+        for part in reversed(self.parts):
+            await part.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self.quotas.close)
         asyncio.get_running_loop().remove_reader(self._sleeper.fileno())
         self._sleeper.close()
         await self._committer.close()
@@ -202,7 +237,8 @@ class Edge:
                 "halves are refused here (rejectTransactionMessage = true): send them elsewhere, or set it to false"
             )
         self._check_count(messages, "messages")
-        half_offsets = await self._committer.prepare(messages)
+        with self.quotas.admit(messages, halves=True) as admitted:
+            half_offsets = await self._committer.prepare(messages, admitted.appended)
         group_no = self.store.dictionary.group_no
         return [
             self._sealer.seal(half_offset, group_no(message.group) or 0)
@@ -213,6 +249,7 @@ class Edge:
         """Store ordinary messages, all or none, visible without a transaction; (queue_id, queue_offset) of each, once durable."""
         self._refuse_if_standby("messages")
         self._check_count(messages, "messages")
+        self.quotas.admit(messages, halves=False)
         return [place_of(position) for position in await self._committer.send(messages)]
 
     def _refuse_if_standby(self, what: str) -> None:
@@ -276,20 +313,38 @@ class Edge:
 
     # --- checks --------------------------------------------------------------------------------------------------------------
     @asynccontextmanager
-    async def poll_checks(self, group: str, member: str, max_requests: int = 32, wait_s: float = 0.0) -> AsyncIterator[Handover]:
+    async def poll_checks(
+        self, group: str, member: str, max_requests: int = 32, wait_s: float = 0.0, *, passing_over: Container[int] = ()
+    ) -> AsyncIterator[Handover]:
         """Check requests for one member of a group, as a context: inside it the transport writes the answer. Leaving it in order
-        records the hand-over; leaving it with an exception gives the requests to another member."""
-        handover = await self._poll(group, member, max_requests, wait_s)
+        records the hand-over; leaving it with an exception gives the requests to another member. `passing_over`: halves that this
+        member has failed at before."""
+        handover = await self._poll(group, member, max_requests, wait_s, passing_over)
         try:
             yield handover
         except BaseException:
-            self._checks.put_back(handover)
+            self.put_back(handover)
             raise
         if handover.requests:
             with contextlib.suppress(Closing):  # not counted then: the half is asked again, which does no harm
                 self._committer.asked(handover.half_offsets, member).add_done_callback(_heard)
 
-    async def _poll(self, group: str, member: str, max_requests: int, wait_s: float) -> Handover:
+    def put_back(self, handover: Handover) -> None:
+        """These reached nobody: another member gets them, in this round still."""
+        self._checks.put_back(handover)
+
+    def still_asked(self, handover: Handover) -> bool:
+        """Is it worth while to go on trying? Not when the round is over, or when all of it has ended meanwhile."""
+        return handover.round_start == self._checks.round_start and any(
+            not self.store.end_of(half_offset) for half_offset in handover.half_offsets
+        )
+
+    @property
+    def check_round(self) -> int:
+        """Changes when a round begins."""
+        return self._checks.round_start
+
+    async def _poll(self, group: str, member: str, max_requests: int, wait_s: float, passing_over: Container[int]) -> Handover:
         self._refuse_if_standby("polls")
         if not member or len(member) > MEMBER_MAX_CHARACTERS:
             raise InvalidRequest(f"member: name yourself in 1 to {MEMBER_MAX_CHARACTERS} characters")
@@ -297,7 +352,9 @@ class Edge:
             raise InvalidRequest("max: ask for at least 1, and wait_s for 0 or more")
         max_requests = min(max_requests, self.settings.checks_per_poll_max)
         wait_s = min(wait_s, self.settings.poll_wait_max_ms / 1000)
-        return await self._checks.poll(group, member, max_requests, self.settings.max_request_bytes // 2, wait_s)
+        return await self._checks.poll(
+            group, member, max_requests, self.settings.max_request_bytes // 2, wait_s, passing_over=passing_over
+        )
 
     def half_offset_of(self, id: str) -> int:
         """Of an id that `prepare` has just answered."""
@@ -341,6 +398,8 @@ class Edge:
             "proposals_passed_over": self._followers.passed_over,
             "reopened": self._followers.reopened,
             "checks": self._checks.figures(),
+            "quotas": self.quotas.figures(),
+            **{part.name: part.figures() for part in self.parts},
             "healthy": not self.trouble and not self.failed.done(),
         }
 

@@ -12,6 +12,12 @@ EdgeError
 ├── TooSlow                the request did not arrive in time
 ├── Standby                role = standby: halves, messages and ends are refused
 ├── TransactionsRejected   rejectTransactionMessage = true: halves are refused
+├── TokensUnusable         the file of tokens cannot be read or used
+├── TlsUnusable            a certificate or a key cannot be read or used
+├── Unauthorized           no token, or none that is known here
+├── Forbidden              the token is known, and lacks the role that this needs
+├── GroupsUnusable         the file about producer groups cannot be read or used
+├── QuotaExceeded          the group has used up a quota; `retry_after_s` says when to try again
 ├── Overloaded             more waits for a flush, or is being received, than may: try again later
 ├── Closing                the edge is stopping: try again later
 └── EdgeFailed             the store failed; the edge must be started again
@@ -103,6 +109,46 @@ class TransactionsRejected(EdgeError):
     """Halves are refused by configuration."""
 
     code, status = "rejected", 403
+
+
+class TokensUnusable(EdgeError):
+    """The file of tokens cannot be used."""
+
+    code = "tokens"
+
+
+class TlsUnusable(EdgeError):
+    """A certificate, a key or an authority cannot be used."""
+
+    code = "tls"
+
+
+class Unauthorized(EdgeError):
+    """Nobody whom the edge knows."""
+
+    code, status, field = "unauthorized", 401, "Authorization"
+
+
+class Forbidden(EdgeError):
+    """Somebody known, who may not do this."""
+
+    code, status = "forbidden", 403
+
+
+class GroupsUnusable(EdgeError):
+    """The file about producer groups cannot be used."""
+
+    code = "groups"
+
+
+class QuotaExceeded(EdgeError):
+    """A group has used up a quota. Never raised for an end."""
+
+    code, status = "quota", 429
+
+    def __init__(self, text: str, retry_after_s: float) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
 
 
 class Overloaded(EdgeError):

@@ -121,5 +121,7 @@ class Followers:
                     self.reopened += self._store.reopen(-1 - tag) >= 0
                 except IndexError:
                     continue  # retention has removed the op or the half: it is gone anyway
+            else:
+                self._store.pending.stale = True  # a half that is quarantined is not pending; its group cannot be read
         self._store.checkpoint()
         self._cursors[cursor.QUARANTINE] = end

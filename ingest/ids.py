@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -31,8 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ingest import secret_files
 from ingest.errors import BadId, KeysUnusable
-from store import disk
 
 LAYOUT: Final = struct.Struct("<B4s8sHqi")
 assert LAYOUT.size == 27
@@ -164,18 +163,7 @@ def rotate(file: Path) -> None:
 
 
 def _write(file: Path, content: str) -> None:
-    """The file as a whole, durable, readable by its owner only from its first byte on."""
     try:
-        disk.make_directory(file.parent)
-        temporary = file.with_name(file.name + disk.TEMPORARY_SUFFIX)
-        temporary.unlink(missing_ok=True)
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, content.encode())
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        temporary.rename(file)
-        disk.flush_directory(file.parent, "keys")
+        secret_files.write(file, content)
     except OSError as error:
         raise KeysUnusable(f"{file}: {error.strerror}: a key for transaction ids cannot be written there") from error

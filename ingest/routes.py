@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 from prometheus_client.exposition import choose_encoder
@@ -15,9 +16,16 @@ _TAKES: Final = (400, 408, 413, 415, 429, 503)
 _ASKS: Final = (400, 429, 503)
 
 
+def _require_produce(exchange: Exchange, items: Sequence[wire.MessageIn] | Sequence[wire.EndIn]) -> None:
+    """For every group that a batch names; mostly it is one."""
+    for group in {item.group for item in items}:
+        exchange.principal.require_produce(group)
+
+
 # --- producers --------------------------------------------------------------------------------------------------------------
 async def post_halves(exchange: Exchange) -> None:
     given = await exchange.body(wire.MessagesIn)
+    _require_produce(exchange, given.messages)
     ids = await exchange.edge.prepare(wire.messages(given.messages))
     half_offset_of = exchange.edge.half_offset_of
     await exchange.answer(wire.HalvesOut([wire.HalfOut(id, half_offset_of(id)) for id in ids]))
@@ -25,18 +33,21 @@ async def post_halves(exchange: Exchange) -> None:
 
 async def post_messages(exchange: Exchange) -> None:
     given = await exchange.body(wire.MessagesIn)
+    _require_produce(exchange, given.messages)
     places = await exchange.edge.send(wire.messages(given.messages))
     await exchange.answer(wire.MessagesOut([wire.PlaceOut(*place) for place in places]))
 
 
 async def post_ends(exchange: Exchange) -> None:
     given = await exchange.body(wire.EndsIn)
+    _require_produce(exchange, given.ends)
     await exchange.answer(wire.end_answers(await exchange.edge.end(wire.ends(given.ends))))
 
 
 async def get_checks(exchange: Exchange) -> None:
     """The hand-over is recorded after the answer was written."""
     asked, group = exchange.query(wire.ChecksQuery), exchange.name("group")
+    exchange.principal.require_produce(group)
     async with exchange.attended(), exchange.edge.poll_checks(group, asked.member, asked.max, asked.wait_s) as handover:
         id_of = exchange.edge.id_of
         await exchange.answer(wire.ChecksOut([wire.check(request, id_of(request)) for request in handover.requests]))
@@ -45,13 +56,15 @@ async def get_checks(exchange: Exchange) -> None:
 async def get_transaction(exchange: Exchange) -> None:
     id = exchange.name("id")
     found = await exchange.edge.transaction(id)
+    if not exchange.principal.operator and found.group:
+        exchange.principal.require_produce(found.group)
     await exchange.answer(wire.transaction(id, found))
 
 
 # --- operators --------------------------------------------------------------------------------------------------------------
 async def post_resume(exchange: Exchange) -> None:
     given = await exchange.body(wire.ResumeIn)
-    await exchange.answer(wire.end_answers(await exchange.edge.resume(given.ids, "", given.reason)))
+    await exchange.answer(wire.end_answers(await exchange.edge.resume(given.ids, exchange.principal.name, given.reason)))
 
 
 async def get_status(exchange: Exchange) -> None:

@@ -25,6 +25,8 @@ from prometheus_client import CollectorRegistry
 
 from escrow.metrics import EdgeMetrics
 from escrow.settings import Settings, SettingsError, from_arguments
+from ingest import tls
+from ingest.access import Access, check_listening
 from ingest.app import App, Route
 from ingest.core import HEARTBEAT_S, Edge
 from ingest.door import Door
@@ -47,21 +49,18 @@ _SETTING_OF: Final = {
 
 
 # --- the process -----------------------------------------------------------------------------------------------------------
-def bind(settings: Settings) -> socket.socket:
+def bind(settings: Settings, access: Access) -> socket.socket:
     """The listening address, taken before the store is opened: who cannot have it has changed nothing."""
     address, port = settings.listen_address, settings.listen_port
     try:
-        loopback = ipaddress.ip_address("127.0.0.1" if address == "localhost" else address)
+        ip = ipaddress.ip_address("127.0.0.1" if address == "localhost" else address)
     except ValueError:
         raise CannotStart(f"listenAddress: {address!r} is no IP address: write 127.0.0.1 or ::1") from None
-    if not loopback.is_loopback:
-        raise CannotStart(
-            f"listenAddress: {address} is reachable from elsewhere, and the edge asks for no token yet: use 127.0.0.1"
-        )
-    listening = socket.socket(socket.AF_INET6 if loopback.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
+    check_listening(settings, access)
+    listening = socket.socket(socket.AF_INET6 if ip.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((str(loopback), port))
+        listening.bind((str(ip), port))
     except OSError as error:
         listening.close()
         remedy = "stop the process that has it, or set listenPort to another port"
@@ -72,10 +71,10 @@ def bind(settings: Settings) -> socket.socket:
 class Endpoint:
     """Door, application and metrics over one edge."""
 
-    def __init__(self, edge: Edge, settings: Settings) -> None:
+    def __init__(self, edge: Edge, settings: Settings, access: Access) -> None:
         self.edge = edge
         self.metrics = EdgeMetrics(CollectorRegistry(), lambda: edge_figures(edge, self.door, self.app))
-        self.app = App(edge, make_routes(self.metrics if settings.metrics_enabled else None), self._observe)
+        self.app = App(edge, make_routes(self.metrics if settings.metrics_enabled else None), self._observe, access)
         self.door = Door(self.app, settings)
 
     def _observe(self, route: Route | None, status: int, seconds: float) -> None:
@@ -92,15 +91,16 @@ async def serve(settings: Settings) -> int:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    listening = bind(settings)  # 1
+    access, context = Access(settings), tls.server_context(settings)
+    listening = bind(settings, access)  # 1
     edge = Edge(settings)
     await edge.open()  # 2
-    endpoint = Endpoint(edge, settings)
-    await endpoint.door.open(listening)  # 3
+    endpoint = Endpoint(edge, settings, access)
+    await endpoint.door.open(listening, context)  # 3
     tune_collector()
-    beat = asyncio.create_task(endpoint.beat())
-    if edge.notice:
-        say({"notice": edge.notice})
+    beside = [asyncio.create_task(work) for work in (endpoint.beat(), tls.Renewal(context, settings).watch())]
+    for notice in filter(None, (edge.notice, tls.notice(settings))):
+        say({"notice": notice})
     port = listening.getsockname()[1]
     say({"ready": True, "port": port, "url": url_of(settings, port)})
     edge.failed.add_done_callback(lambda _: stopped.set())
@@ -108,7 +108,8 @@ async def serve(settings: Settings) -> int:
     failure = edge.failed.result() if edge.failed.done() else ""
     if failure:
         complain(f"the store failed: {failure}")
-    beat.cancel()
+    for task in beside:
+        task.cancel()
     edge.stop()  # 5
     await endpoint.door.close(DRAIN_S)
     try:
@@ -129,7 +130,7 @@ def tune_collector() -> None:
 
 def url_of(settings: Settings, port: int) -> str:
     host = f"[{settings.listen_address}]" if ":" in settings.listen_address else settings.listen_address
-    return f"http://{host}:{port}"
+    return f"{'https' if settings.tls_cert_file else 'http'}://{host}:{port}"
 
 
 def log_to(settings: Settings) -> None:

@@ -1,7 +1,8 @@
 """Everything that sinks raises on purpose.
 
 SinkError
-└── BrokenPlugin   a plug-in cannot be loaded; the text names its entry point, its distribution and the cause
+├── BrokenPlugin   a plug-in cannot be loaded; the text names its entry point, its distribution and the cause
+└── Refused        raised by a transaction service that says no; its text goes to the caller
 """
 
 from __future__ import annotations
@@ -13,3 +14,7 @@ class SinkError(Exception):
 
 class BrokenPlugin(SinkError):
     """A plug-in that cannot be used."""
+
+
+class Refused(SinkError):
+    """A transaction service says no. The text should tell the caller what to do."""

@@ -12,6 +12,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from store.frames import Message
+
 
 class Outcome(Enum):
     """What a producer says of its local transaction."""
@@ -56,17 +58,29 @@ class CheckRequest:
     transaction_id: str
     group: str
     topic: str
+    key: str
+    tags: str
     body: bytes
     properties: Mapping[str, str]
-    check_count: int
+    attempt: int  # from 1
+    born_at_ms: int
+    stored_at_ms: int
 
 
 @runtime_checkable
 class CheckTransport(Protocol):
-    """Takes check requests to one live member of a group. Group `escrow.check_transports`: a callable (root: Path) → it."""
+    """Takes check requests to one live member of a group. Group `escrow.check_transports`: a callable (root: Path) → it.
+
+    Called in threads of its own, several at a time; what takes longer than 30 s has failed.
+    """
+
+    def groups(self) -> Sequence[str]:
+        """The producer groups that it stands for; * at the end of a name stands for any rest. They count as live while it hands
+        over. Asked at the start, and now and then afterwards."""
 
     def hand_over(self, requests: Sequence[CheckRequest]) -> Sequence[bool]:
-        """Whether each one has reached a member: only then it counts."""
+        """Whether each one, all of one group, has reached a member: only then it counts. The others are given to somebody else; an
+        exception means none."""
 
     def close(self) -> None:
         """The edge ends."""
@@ -74,30 +88,64 @@ class CheckTransport(Protocol):
 
 @runtime_checkable
 class CheckListener(Protocol):
-    """Answers check requests inside the service itself. Group `escrow.check_listeners`: a callable () → CheckListener."""
+    """Answers check requests inside the service itself. Group `escrow.check_listeners`: a callable () → CheckListener.
+
+    Called in threads of its own, several at a time.
+    """
+
+    def groups(self) -> Sequence[str]:
+        """The producer groups that it answers for; * at the end of a name stands for any rest."""
 
     def check(self, request: CheckRequest) -> Outcome:
-        """The outcome. An exception counts as UNKNOWN."""
+        """The outcome. An exception, or anything else than an Outcome, counts as UNKNOWN."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What somebody says became of a transaction; whether it is a commit or a rollback is the method's name."""
+
+    transaction_id: str
+    group: str
+    from_check: bool = False
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`verdict`: accepted, already, conflict or refused; `reason` says why not; `state`: what the transaction is now."""
+
+    verdict: str
+    reason: str = ""
+    state: str = ""
 
 
 @runtime_checkable
 class TransactionService(Protocol):
-    """The transaction service itself. Group `escrow.transaction_service`: a callable (root: Path) → it."""
+    """The transaction service itself. Group `escrow.transaction_service`: a callable (root: Path, inner: TransactionService) → it.
 
-    def open(self) -> None: ...
+    `inner` is the built-in one: whoever wants to change one thing passes the rest on to it. Everything is called in threads, many
+    at a time, and `inner` may be called from them (and from no coroutine). `sinks.errors.Refused` says no: its text goes to the
+    caller. UNKNOWN settles nothing and does not come here.
+    """
 
-    def prepare(self, topic: str, group: str, body: bytes, properties: Mapping[str, str]) -> str:
-        """Store a half; its transaction id, once it is durable."""
+    def open(self) -> None:
+        """The store is open; nothing has been taken yet."""
 
-    def commit(self, transaction_id: str, group: str) -> str:
-        """`accepted`, `already`, `conflict` or `refused`."""
+    def prepare(self, halves: Sequence[Message]) -> Sequence[str]:
+        """Store halves, all or none; their transaction ids, in order, once they are durable."""
 
-    def rollback(self, transaction_id: str, group: str) -> str: ...
+    def commit(self, ends: Sequence[End]) -> Sequence[Answer]:
+        """An answer for each, in order, once what it rests on is durable."""
 
-    def check(self, group: str, count: int) -> Sequence[CheckRequest]:
-        """Requests that wait for a member of the group, at most `count`."""
+    def rollback(self, ends: Sequence[End]) -> Sequence[Answer]:
+        """As commit."""
 
-    def close(self) -> None: ...
+    def check(self, group: str, member: str, requests: Sequence[CheckRequest]) -> Sequence[CheckRequest]:
+        """Requests that are about to be handed to a member of the group; those that shall be. What is held back is not counted, and
+        given to the next who asks."""
+
+    def close(self) -> None:
+        """The edge ends; the store is still open."""
 
 
 #: Where a plug-in's factory gets the store's directory from.

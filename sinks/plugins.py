@@ -4,7 +4,7 @@
     escrow.sinks                   a callable (root: Path) → interfaces.Sink        the streaming job; all of them
     escrow.check_transports        a callable (root: Path) → CheckTransport         the edge; all of them
     escrow.check_listeners         a callable () → CheckListener                    the edge; all of them
-    escrow.transaction_service     a callable (root: Path) → TransactionService     whoever embeds Escrow; at most one
+    escrow.transaction_service     a callable (root: Path, inner) → TransactionService   the edge; at most one
 
 `docs/plugins.md` has a worked example.
 """
@@ -42,6 +42,11 @@ def load_one(group: str, *arguments: Any) -> Any | None:
         names = ", ".join(name for name, _ in found)
         raise BrokenPlugin(f"{group}: there can be one, but {names} are installed: uninstall all but one")
     return found[0][1] if found else None
+
+
+def installed(group: str) -> bool:
+    """Has anybody installed a plug-in of this group?"""
+    return bool(entry_points(group=group))
 
 
 def _load(point: EntryPoint, arguments: tuple[Any, ...]) -> Any:

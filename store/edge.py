@@ -39,6 +39,7 @@ from store.edge_recovery import CHECKPOINT, recover
 from store.ends import Answer, EndsTable, Verdict, byte_after, judge
 from store.errors import BodyTooLarge, Corrupt, DuplicateKey, FlushFailed, InvalidRecord, StoreUnusable
 from store.frames import Frame, FrameKind, Message, Op
+from store.pending import PendingByGroup
 from store.progress import Progress, no_progress
 from store.published import EDGE_MAGIC, JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
 from store.records import ENTRY, IMMUNITY_MAX_S, NO_POSITION, QUEUE_OFFSET_BITS, OpKind, State, Via, parse_immunity_s
@@ -134,6 +135,7 @@ class EdgeStore:
         self._unflushed: deque[_Unflushed] = deque()
         self._marks: dict[int, tuple[int, int]] = {}
         self._keys: dict[tuple[int, str], tuple[int, Known]] = {}
+        self.pending = PendingByGroup(self, self._append_lock)
         self._checkpointed = 0
         self.recovery = recover(self, progress)
         self._commit.flushed = self.log.end
@@ -203,6 +205,7 @@ class EdgeStore:
         with self._doubtful():
             self.half_queue.put(first, make_entries(placed.offsets, placed.sizes, heads["tags_code"]))
         self.half_end = first + count
+        self.pending.halves(heads["group_no"].tolist())
         return placed.end
 
     def append_messages(self, messages: Sequence[Message], now_ms: int) -> Appended:
@@ -319,8 +322,16 @@ class EdgeStore:
                     ops.append(op)
             if ops:
                 self._append_ops(ops, now_ms, taken)
+                groups = {op.half_offset: op.group_no for op in ops}
+                for half_offset, mark in marks.items():
+                    self._count_pending(half_offset, groups[half_offset], mark)
                 self._remember(_Unflushed(self.log.end, marks, {}))
             return answers, self.log.end
+
+    def _count_pending(self, half_offset: int, group_no: int, mark: int) -> None:
+        before = self.end_of(half_offset)
+        if bool(before) != bool(mark):
+            self.pending.change(half_offset, group_no, 1 if before else -1)
 
     def _judge(self, end: End, marks: dict[int, int], taken: dict[int, int]) -> tuple[Answer, Op | None]:
         half_offset = end.half_offset
@@ -381,6 +392,8 @@ class EdgeStore:
                 except Corrupt:
                     continue
                 mark = byte_after(OpKind(op.fields["op_kind"]), mark)
+            if bool(mark) != bool(self.end_of(half_offset)):
+                self.pending.stale = True  # rare: counted anew, whatever else went on
             self.ends_table[half_offset] = mark
             return half_offset
 
@@ -423,6 +436,10 @@ class EdgeStore:
         """The half's end as of the last op in the log, flushed or not: 0 while it is open, otherwise its State."""
         waiting = self._marks.get(half_offset)
         return self.ends_table[half_offset] if waiting is None else waiting[1]
+
+    def unflushed_marks(self) -> list[tuple[int, int]]:
+        """(half_offset, end) of what is in the log and not yet in the table. Under the append lock."""
+        return [(half_offset, mark) for half_offset, (_, mark) in self._marks.items()]
 
     def _known(self, group_no: int, key: str, now_s: int) -> Known | None:
         waiting = self._keys.get((group_no, key))

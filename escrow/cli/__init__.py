@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from escrow import __version__
-from escrow.cli import config, exits, run, store
+from escrow.cli import config, exits, run, store, token
 from escrow.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Command(Protocol):
         """Does the work; returns an exit code."""
 
 
-COMMANDS: tuple[Command, ...] = (run, config, store)
+COMMANDS: tuple[Command, ...] = (run, config, token, store)
 
 # Third-party modules that come with the server extra. A command that misses one of them needs that extra.
 SERVER_MODULES = frozenset({"numpy"})
@@ -51,6 +51,7 @@ EPILOG = """\
 examples:
   escrow run                      start the service; Ctrl-C stops it
   escrow config show              every setting and where it came from
+  escrow token new NAME --produce GROUP   a token for a client
   escrow store verify DIR         is this data directory sound?
   escrow store dump DIR --state   look at the rows of the state table
   escrow store --help             all tools for a data directory
@@ -113,10 +114,11 @@ def _explain(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, OSError):
         return ": ".join(str(part) for part in (error.filename, error.strerror) if part) or str(error)
-    # A StoreError can only have been raised where store.errors is loaded, so nothing has to be imported to know one.
-    store_errors = sys.modules.get("store.errors")
-    if store_errors is not None and isinstance(error, store_errors.StoreError):
-        return str(error) or type(error).__name__
+    # A room's error can only have been raised where its errors are loaded, so nothing has to be imported to know one.
+    for module, root in (("store.errors", "StoreError"), ("ingest.errors", "EdgeError")):
+        errors = sys.modules.get(module)
+        if errors is not None and isinstance(error, getattr(errors, root)):
+            return str(error) or type(error).__name__
     return None
 
 

@@ -308,7 +308,7 @@ def served(port):
 
 @pytest.mark.parametrize("length", [b"999999999", b"99999999999999999999"])
 def test_an_oversized_request_is_refused_unread(running, length):
-    head = b"POST /v1/halves HTTP/1.1\r\nhost: x\r\ncontent-length: " + length + b"\r\nconnection: close\r\n\r\n"
+    head = b"POST /v1/halves HTTP/1.1\r\nhost: localhost\r\ncontent-length: " + length + b"\r\nconnection: close\r\n\r\n"
     told = problem_in(talk(running, head + b"x" * 1000))
     assert told["status"] in (400, 413)
     if told["status"] == 413:
@@ -317,7 +317,7 @@ def test_an_oversized_request_is_refused_unread(running, length):
 
 
 def test_a_chunked_body_without_end_is_refused(running):
-    head = b"POST /v1/halves HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = b"POST /v1/halves HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     chunk = b"1000\r\n" + b"x" * 4096 + b"\r\n"
     told = problem_in(talk(running, head, *[chunk] * 40, b"0\r\n\r\nGET /livez HTTP/1.1\r\nconnection: close\r\n\r\n"))
     assert (told["status"], told["field"]) == (413, "body")
@@ -342,11 +342,11 @@ def test_slow_heads_and_bodies_are_given_up(tmp_path):
     with edge(tmp_path / "data", "headerTimeout=200ms", "requestTimeout=200ms") as (_, port):
         assert problem_in(talk(port, b"GET /livez HT"))["status"] == 408
         assert problem_in(talk(port))["status"] == 408
-        slow = b"POST /v1/halves HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+        slow = b"POST /v1/halves HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
         told = problem_in(talk(port, slow))
         assert told["status"] == 408
         assert "requestTimeout" in told["detail"]
-        after_one = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\nGET /liv"
+        after_one = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\nGET /liv"
         answers = talk(port, after_one)
         assert answers.startswith(b"HTTP/1.1 200")
         assert b"HTTP/1.1 408" in answers
@@ -361,7 +361,7 @@ def test_who_does_not_read_is_hung_up_on(tmp_path):
             sent = 0
             while figure(client, "escrow_connections_stalled") == 0:
                 if sent == 0 or figure(client, OPENAPI_ANSWERS) == sent:
-                    deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 8)
+                    deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 8)
                     sent += 8
             while figure(client, "escrow_connections") > 1:
                 time.sleep(0.01)
@@ -369,22 +369,26 @@ def test_who_does_not_read_is_hung_up_on(tmp_path):
 
 
 def test_who_asks_and_asks_without_waiting_is_hung_up_on(running):
-    poll = b"GET /v1/groups/q/checks?member=m&wait_s=30 HTTP/1.1\r\nhost: x\r\n\r\n"
+    poll = b"GET /v1/groups/q/checks?member=m&wait_s=30 HTTP/1.1\r\nhost: localhost\r\n\r\n"
     with suppress(ConnectionResetError):
         assert talk(running, poll * (PIPELINED_MAX + 2)) == b""
     assert served(running)
 
 
 def test_a_client_that_sends_half_a_request_and_goes(running):
-    for content in (b"P", b"POST /v1/halves HTTP/1.1\r\n", b"POST /v1/halves HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"):
+    for content in (
+        b"P",
+        b"POST /v1/halves HTTP/1.1\r\n",
+        b"POST /v1/halves HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{",
+    ):
         with socket.create_connection(("127.0.0.1", running)) as half:
             half.sendall(content)
     assert served(running)
 
 
 def test_pipelined_requests_are_answered_in_order(running):
-    first = b"GET /v1/groups/q/checks?member=m&wait_s=0.2 HTTP/1.1\r\nhost: x\r\n\r\n"
-    second = b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    first = b"GET /v1/groups/q/checks?member=m&wait_s=0.2 HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    second = b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     answer = talk(running, first + second)
     assert answer.index(b'{"checks":[]}') < answer.index(b'{"status":"ok"}')
 
@@ -394,7 +398,7 @@ def test_bodies_being_received_are_bounded_and_ends_have_their_own_share(tmp_pat
     with edge(tmp_path / "data", *flags) as (_, port), EdgeClient(port) as client:
         (id,) = client.prepare([HALF])
         with socket.create_connection(("127.0.0.1", port), 20) as slow:
-            slow.sendall(b"POST /v1/halves HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n" + b"x" * 999_000)
+            slow.sendall(b"POST /v1/halves HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n" + b"x" * 999_000)
             while figure(client, RECEIVING) < 999_000:
                 pass
             error = refused_half(client, *[{**HALF, "text": "x" * 60_000}] * 2)

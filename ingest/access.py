@@ -1,0 +1,283 @@
+"""Who may: bearer tokens and their roles.
+
+A token is `escrow_<id>_<secret>`: id 8 letters and digits (a-z, 2-7) by which it is found, secret 43 characters of base64url, which
+are 256 random bits. The file of tokens (TOML, setting tokensFile, `escrow token` writes it) holds what cannot be turned back:
+
+    [[token]]
+    name = "orders-service"          # who it is: shown in logs and in the history, never the secret
+    id = "k3v7q2xa"
+    sha256 = "…"                     # of the whole token, 64 hexadecimal digits
+    produce = ["orders", "orders-*"] # producer groups; a * at the end stands for any rest
+    consume = ["invoices"]           # topics
+    operator = false                 # resume, status, every transaction; and metrics
+    metrics = false
+
+SHA-256 is enough where a password would need a slow hash: a password is guessed from a list, 256 random bits are not, however
+fast the hash; and a slow one would be paid on every request. The comparison takes as long for an unknown id as for a wrong secret.
+
+No file: nobody needs a token, and only loopback may be listened on. A file without a token lets nobody in. Once tokens were read,
+a file that is gone or broken leaves them in force (`ingest.watched`): losing a file must not open the door.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import re
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from escrow.settings import Settings
+from ingest.errors import CannotStart, Forbidden, TokensUnusable, Unauthorized
+from ingest.watched import Watched
+
+TOKEN: Final = re.compile(r"escrow_([a-z2-7]{8})_[A-Za-z0-9_-]{43}")
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+PATTERN: Final = re.compile(r"[A-Za-z0-9_%|.-]*\*?")
+#: Headers that are known to be good; a client sends the same one with every request.
+CACHE_MAX: Final = 4096
+_FIELDS: Final = frozenset({"name", "id", "sha256", "produce", "consume", "operator", "metrics", "made_at"})
+_NO_DIGEST: Final = bytes(32)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """A list of names; one with * at its end stands for all that begin so."""
+
+    exact: frozenset[str] = frozenset()
+    prefixes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, patterns: list[str]) -> Names:
+        return cls(
+            frozenset(each for each in patterns if not each.endswith("*")),
+            tuple(each[:-1] for each in patterns if each.endswith("*")),
+        )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.exact or name.startswith(self.prefixes)
+
+
+ALL: Final = Names.of(["*"])
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Somebody, and what he may do. `require_…` raise Forbidden and say which role is missing."""
+
+    name: str
+    produce: Names = field(default_factory=Names)
+    consume: Names = field(default_factory=Names)
+    operator: bool = False
+    metrics: bool = False
+
+    def may_produce(self, group: str) -> bool:
+        return group in self.produce
+
+    def may_consume(self, topic: str) -> bool:
+        return topic in self.consume
+
+    def require_produce(self, group: str) -> None:
+        if group not in self.produce:
+            self._refuse(f"produce for group {group[:80]!r}", f"--produce {group[:80]}")
+
+    def require_consume(self, topic: str) -> None:
+        if topic not in self.consume:
+            self._refuse(f"consume topic {topic[:80]!r}", f"--consume {topic[:80]}")
+
+    def require_operator(self) -> None:
+        if not self.operator:
+            self._refuse("act as operator", "--operator")
+
+    def require_metrics(self) -> None:
+        if not self.metrics:
+            self._refuse("read metrics", "--metrics")
+
+    def _refuse(self, what: str, flag: str) -> None:
+        raise Forbidden(f"token {self.name}: may not {what}; use a token that may (escrow token new NAME {flag})")
+
+
+NOBODY: Final = Principal("nobody")
+ANONYMOUS: Final = Principal("anonymous", ALL, ALL, operator=True, metrics=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One entry of the file."""
+
+    id: str
+    digest: bytes
+    principal: Principal
+    entry: Mapping[str, Any]
+
+
+class Access:
+    """Knows who somebody is by his Authorization header. For one event loop."""
+
+    def __init__(self, settings: Settings, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._file = settings.tokens_file
+        self._loopback = is_loopback(settings.listen_address)
+        self._read_once = False
+        self._cache: dict[str, Principal] = {}
+        self._version = 0
+        self._watched = Watched(self._file, self._parse, clock_s)
+
+    def _parse(self, text: str | None) -> dict[str, Token] | None:
+        if text is None:
+            if self._read_once:
+                raise TokensUnusable(f"{self._file}: is gone: put it back; to do without tokens, start the edge again")
+            return None
+        tokens = parse(text, str(self._file))
+        self._read_once = True
+        return tokens
+
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self._watched.get())
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the file, for status; empty when nothing is."""
+        self._watched.get()
+        return self._watched.problem
+
+    def principal(self, authorization: str | None) -> Principal:
+        """Who sends this header; Unauthorized where nobody known does."""
+        tokens = self._watched.get()
+        if tokens is None:
+            if self._loopback:
+                return ANONYMOUS
+            raise Unauthorized(f"there are no tokens here: make one with escrow token new ({self._file})")
+        if self._version != self._watched.version:
+            self._version = self._watched.version
+            self._cache.clear()
+        found = self._cache.get(authorization or "")
+        return found if found is not None else self._look_up(tokens, authorization)
+
+    def _look_up(self, tokens: Mapping[str, Token], authorization: str | None) -> Principal:
+        if not authorization:
+            raise Unauthorized("Authorization: is missing; send Bearer and a token of this edge (escrow token new)")
+        scheme, _, text = authorization.partition(" ")
+        matched = TOKEN.fullmatch(text.strip(" "))
+        if scheme.lower() != "bearer" or matched is None:
+            raise Unauthorized("Authorization: is no bearer token; send Bearer escrow_…, exactly as escrow token new printed it")
+        token = tokens.get(matched[1])
+        # Compared for an unknown id as well: the answer takes as long.
+        good = hmac.compare_digest(digest_of(matched[0]), _NO_DIGEST if token is None else token.digest)
+        if token is None or not good:
+            raise Unauthorized("Authorization: the token is not known here: was it revoked, or is it of another edge?")
+        if len(self._cache) >= CACHE_MAX:
+            self._cache.clear()
+        self._cache[authorization] = token.principal
+        return token.principal
+
+    def check_host(self, host: str | None) -> None:
+        """Without tokens a page in a browser of this machine could talk to us under a name that resolves to 127.0.0.1 (DNS
+        rebinding). The Host header gives it away."""
+        if host and self._watched.get() is None and not is_loopback(_host_name(host)):
+            raise Forbidden("Host: is no name of loopback; call 127.0.0.1 or localhost, or make tokens (escrow token new)")
+
+    def figures(self) -> dict[str, Any]:
+        tokens = self._watched.get()
+        return {"tokens": None if tokens is None else len(tokens), "problem": self._watched.problem}
+
+
+def digest_of(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+def is_loopback(address: str) -> bool:
+    try:
+        return address == "localhost" or ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
+
+
+# --- the file ------------------------------------------------------------------------------------------------------------
+def parse(text: str, where: str) -> dict[str, Token]:
+    """The tokens of a file by id; TokensUnusable names the entry and the field."""
+    try:
+        content = tomllib.loads(text)
+    except ValueError as error:
+        raise TokensUnusable(f"{where}: not valid TOML: {_without_values(error)}") from None
+    entries = content.pop("token", [])
+    if content or not isinstance(entries, list):
+        strange = next(iter(content), "token")
+        raise TokensUnusable(f"{where}: {strange}: only [[token]] entries belong here: remove it")
+    tokens: dict[str, Token] = {}
+    names: set[str] = set()
+    for number, entry in enumerate(entries, 1):
+        token = _token(entry, f"{where}: token {number}")
+        if token.id in tokens or token.principal.name in names:
+            raise TokensUnusable(f"{where}: token {number}: its id or its name is there twice: remove one of them")
+        tokens[token.id] = token
+        names.add(token.principal.name)
+    return tokens
+
+
+def _without_values(error: ValueError) -> str:
+    """Where the TOML breaks, and nothing of what stands there: somebody may have pasted a token."""
+    found = re.search(r"at line \d+, column \d+", str(error))
+    return found[0] if found else "at its end"
+
+
+def _token(entry: object, where: str) -> Token:
+    if not isinstance(entry, dict):
+        raise TokensUnusable(f"{where}: is no table: write [[token]]")
+    unknown = sorted(set(entry) - _FIELDS)
+    if unknown:
+        raise TokensUnusable(f"{where}: {unknown[0][:64]}: no such field; there are {', '.join(sorted(_FIELDS))}")
+    name = _text(entry, "name", NAME, "1 to 64 letters, digits and . _ @ -", where)
+    where = f"{where} ({name})"
+    id = _text(entry, "id", re.compile(r"[a-z2-7]{8}"), "the 8 characters behind escrow_", where)
+    digest = _text(entry, "sha256", re.compile(r"[0-9a-fA-F]{64}"), "64 hexadecimal digits", where)
+    operator = _switch(entry, "operator", where)
+    principal = Principal(
+        name,
+        Names.of(_patterns(entry, "produce", where)),
+        Names.of(_patterns(entry, "consume", where)),
+        operator,
+        _switch(entry, "metrics", where) or operator,
+    )
+    return Token(id, bytes.fromhex(digest), principal, entry)
+
+
+def _text(entry: Mapping[str, Any], name: str, form: re.Pattern[str], wanted: str, where: str) -> str:
+    value = entry.get(name)
+    if not isinstance(value, str) or form.fullmatch(value) is None:
+        raise TokensUnusable(f"{where}: {name}: must be {wanted}")
+    return value
+
+
+def _switch(entry: Mapping[str, Any], name: str, where: str) -> bool:
+    value = entry.get(name, False)
+    if not isinstance(value, bool):
+        raise TokensUnusable(f"{where}: {name}: must be true or false")
+    return value
+
+
+def _patterns(entry: Mapping[str, Any], name: str, where: str) -> list[str]:
+    value = entry.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(each, str) and each and PATTERN.fullmatch(each) for each in value):
+        raise TokensUnusable(f"{where}: {name}: must be a list of names; a * may stand at the end of one, nowhere else")
+    return value
+
+
+def check_listening(settings: Settings, access: Access) -> None:
+    """Beyond loopback only with tokens: CannotStart says what to do otherwise."""
+    if not is_loopback(settings.listen_address) and not access.has_tokens:
+        raise CannotStart(
+            f"listenAddress: {settings.listen_address} is reachable from elsewhere, and there are no tokens in "
+            f"{settings.tokens_file}: make one (escrow token new) or listen on 127.0.0.1"
+        )

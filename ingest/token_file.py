@@ -1,0 +1,87 @@
+"""The file of tokens, changed: what `escrow token` does. `ingest.access` says what stands in it.
+
+The text is edited, not written anew from what was parsed, so that comments stay; what comes out is parsed before it replaces the
+file, and the edge that runs reads it within a second.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from base64 import b32encode
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from ingest import secret_files
+from ingest.access import Token, digest_of, parse
+from ingest.errors import TokensUnusable
+
+HEADER: Final = """\
+# Tokens of Escrow's edge: who may do what. Written by `escrow token`; hashes only, no token can be read out of it.
+# The edge reads it again within a second after a change. Without any [[token]] nobody is let in.
+"""
+_ENTRY: Final = re.compile(r"(?m)^(?=[ \t]*\[\[[ \t]*token[ \t]*\]\])")
+
+
+def load(file: Path) -> dict[str, Token]:
+    """The tokens of a file by id; none where there is no file."""
+    return parse(_read(file), str(file))
+
+
+def add(
+    file: Path, name: str, produce: Sequence[str], consume: Sequence[str], *, operator: bool, metrics: bool, made_at: str
+) -> str:
+    """A new token, which only its hash is kept of: whoever loses the answer makes another."""
+    with secret_files.locked(file):
+        text = _read(file)
+        known = parse(text, str(file))
+        id = _fresh_id(known)
+        token = f"escrow_{id}_{secrets.token_urlsafe(32)}"
+        entry = {"name": name, "id": id, "sha256": digest_of(token).hex(), "produce": list(produce), "consume": list(consume)}
+        lines = [f"{key} = {json.dumps(value)}" for key, value in entry.items()]
+        lines += [f"operator = {str(operator).lower()}", f"metrics = {str(metrics).lower()}", f"made_at = {made_at}"]
+        begun = (text.rstrip("\n") if text else HEADER.rstrip("\n")) + "\n\n"
+        _replace(file, begun + "[[token]]\n" + "\n".join(lines) + "\n", lambda tokens: set(tokens) == {*known, id})
+    return token
+
+
+def revoke(file: Path, name_or_id: str) -> Token:
+    """Take a token out; from the edge's next look on it is not known any more."""
+    with secret_files.locked(file):
+        text = _read(file)
+        known = parse(text, str(file))
+        found = [token for token in known.values() if name_or_id in (token.id, token.principal.name)]
+        if len(found) != 1:
+            raise TokensUnusable(f"{file}: {len(found)} tokens have the name or id {name_or_id!r}: escrow token list shows them")
+        begin, *entries = _ENTRY.split(text)
+        left = [entry for entry, id in zip(entries, known, strict=False) if id != found[0].id]
+        _replace(file, begin + "".join(left), lambda tokens: set(tokens) == set(known) - {found[0].id})
+    return found[0]
+
+
+def _replace(file: Path, text: str, right: Callable[[dict[str, Token]], bool]) -> None:
+    if not right(parse(text, str(file))):
+        raise TokensUnusable(f"{file}: its entries are not written as [[token]] each: change it by hand")
+    try:
+        secret_files.write(file, text)
+    except OSError as error:
+        raise TokensUnusable(f"{file}: {error.strerror}: give this user write access to its directory") from error
+
+
+def _fresh_id(known: dict[str, Token]) -> str:
+    while True:
+        id = b32encode(secrets.token_bytes(5)).decode().lower()
+        if id not in known:
+            return id
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise TokensUnusable(f"{file}: {reason}: give this user access to it, or restore it") from error

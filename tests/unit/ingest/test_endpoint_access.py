@@ -1,0 +1,170 @@
+"""Tokens, TLS and quotas through the real endpoint."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import time
+
+import pytest
+
+from ingest import token_file
+from tests.support.certificates import Authority
+from tests.support.edge_client import EdgeClient, RemoteError
+from tests.unit.ingest.test_endpoint import HALF, cannot_start, edge
+
+HALVES = {"messages": [HALF]}
+
+
+def new(data, name, produce=(), **roles):
+    given = {"operator": False, "metrics": False, **roles}
+    return token_file.add(data / "keys" / "tokens.toml", name, produce, [], made_at="2026-01-02T03:04:05Z", **given)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """(port, token by name) of an edge with tokens that listens everywhere."""
+    data = tmp_path_factory.mktemp("guarded") / "data"
+    tokens = {
+        "g": new(data, "g", ["g"]),
+        "other": new(data, "other", ["h*"]),
+        "ops": new(data, "ops", operator=True),
+        "prometheus": new(data, "prometheus", metrics=True),
+    }
+    with edge(data, "listenAddress=0.0.0.0") as (_, port):
+        yield data, port, tokens
+
+
+def told(guarded, who, method, path, content=None):
+    """200, or (status, code)."""
+    _, port, tokens = guarded
+    with EdgeClient(port, token=tokens.get(who, "")) as client:
+        status, headers, body = client.raw(method, path, content)
+    if status == 200:
+        return 200
+    if status == 401:
+        assert headers["www-authenticate"].startswith("Bearer")
+    return status, json.loads(body)["code"]
+
+
+UNAUTHORIZED, FORBIDDEN = (401, "unauthorized"), (403, "forbidden")
+
+
+def test_everybody_may_ask_whether_it_lives(guarded):
+    for path in ("/livez", "/readyz", "/openapi.json"):
+        assert told(guarded, "nobody", "GET", path) == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "may"),
+    [
+        ("POST", "/v1/halves", HALVES, {"g"}),
+        ("POST", "/v1/messages", HALVES, {"g"}),
+        ("GET", "/v1/groups/g/checks?member=m", None, {"g"}),
+        ("POST", "/v1/ends", {"ends": [{"group": "g", "id": "x", "outcome": "commit"}]}, {"g"}),
+        ("POST", "/v1/operator/resume", {"ids": ["x"], "reason": "r"}, {"ops"}),
+        ("GET", "/v1/status", None, {"ops"}),
+        ("GET", "/metrics", None, {"ops", "prometheus"}),
+    ],
+)
+def test_who_may_what(guarded, method, path, content, may):
+    assert told(guarded, "nobody", method, path, content) == UNAUTHORIZED
+    for who in ("g", "other", "ops", "prometheus"):
+        assert told(guarded, who, method, path, content) == (200 if who in may else FORBIDDEN), who
+
+
+def test_a_batch_with_a_foreign_group_is_refused_whole(guarded):
+    assert told(guarded, "g", "POST", "/v1/halves", {"messages": [HALF, {**HALF, "group": "h"}]}) == FORBIDDEN
+
+
+def test_a_transaction_is_shown_to_its_producer_and_to_operators(guarded):
+    _, port, tokens = guarded
+    with EdgeClient(port, token=tokens["g"]) as client:
+        (id,) = client.prepare([HALF])
+    path = f"/v1/transactions/{id}"
+    assert [told(guarded, who, "GET", path) for who in ("nobody", "g", "other", "ops")] == [UNAUTHORIZED, 200, FORBIDDEN, 200]
+
+
+def test_who_resumed_stands_in_the_history(guarded):
+    _, port, tokens = guarded
+    with EdgeClient(port, token=tokens["g"]) as client:
+        (id,) = client.prepare([HALF])
+    with EdgeClient(port, token=tokens["ops"]) as client:
+        client.resume([id])
+        assert [event.get("actor") for event in client.transaction(id)["history"] if event["event"] == "resumed"] == ["ops"]
+
+
+def test_nobody_unknown_sends_a_body_for_nothing(guarded):
+    """Refused by its head, before the body is there."""
+    _, port, _ = guarded
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.putrequest("POST", "/v1/halves")
+    connection.putheader("content-length", "1000")
+    connection.endheaders()
+    assert connection.getresponse().status == 401
+    connection.close()
+
+
+def test_a_revoked_token_is_refused_within_a_second_or_so(guarded):
+    data, port, _ = guarded
+    token = new(data, "short", ["g"])
+    deadline_s = time.monotonic() + 10
+    with EdgeClient(port, token=token) as client:
+        while client.raw("POST", "/v1/halves", HALVES)[0] != 200:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        token_file.revoke(data / "keys" / "tokens.toml", "short")
+        while client.raw("POST", "/v1/halves", HALVES)[0] != 401:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+
+
+def test_no_secret_in_any_log(guarded):
+    data, _, tokens = guarded
+    text = "".join(path.read_text(errors="replace") for path in (data / "logs").glob("*") if path.is_file())
+    assert not any(token in text for token in tokens.values())
+
+
+def test_a_foreign_host_header_without_tokens(tmp_path):
+    with edge(tmp_path / "data") as (_, port), EdgeClient(port) as client:
+        assert client.raw("GET", "/v1/status", headers={"Host": "evil.example"})[0] == 403
+        assert client.raw("GET", "/v1/status")[0] == 200
+
+
+def test_quota_is_429_with_a_time_to_wait(tmp_path):
+    with edge(tmp_path / "data", "groupRateMax=2") as (_, port), EdgeClient(port) as client:
+        ids = client.prepare([HALF] * 2)
+        with pytest.raises(RemoteError) as caught:
+            client.prepare([HALF] * 2)
+        assert (caught.value.status, caught.value.code) == (429, "quota")
+        assert 1 <= int(caught.value.headers["retry-after"]) <= 2
+        assert client.end("g", ids[0], "commit")["verdict"] == "accepted"
+
+
+# --- TLS ---
+def test_https(tmp_path):
+    authority = Authority(tmp_path)
+    pair = authority.issue("edge")
+    with edge(tmp_path / "data", f"tlsCertFile={pair.cert}", f"tlsKeyFile={pair.key}") as (_, port):
+        trusting = ssl.create_default_context(cafile=str(authority.cert))
+        connection = http.client.HTTPSConnection("127.0.0.1", port, context=trusting, timeout=10)
+        connection.request("POST", "/v1/halves", json.dumps(HALVES), {"content-type": "application/json"})
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+def test_what_cannot_be_used_keeps_it_from_starting(tmp_path):
+    data = tmp_path / "data"
+    (data / "keys").mkdir(parents=True)
+    for flags, says in (
+        ((f"tlsCertFile={tmp_path / 'x'}", f"tlsKeyFile={tmp_path / 'x'}"), "tlsCertFile: "),
+        ((f"groupsFile={tmp_path / 'groups.toml'}",), "rate: no such field"),
+        ((f"tokensFile={tmp_path / 'tokens.toml'}",), "not valid TOML"),
+    ):
+        (tmp_path / "groups.toml").write_text("[groups.g]\nrate = 1\n")
+        (tmp_path / "tokens.toml").write_text("[[token")
+        code, said = cannot_start(data, *flags)
+        assert code == 2
+        assert says in said
+        assert not (data / "store").exists(), "nothing was touched"

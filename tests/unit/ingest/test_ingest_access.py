@@ -1,0 +1,337 @@
+"""Tokens: who is let in, what he may do, what a running edge makes of a changed file, and that no secret is ever shown."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+
+import pytest
+
+from escrow.cli import exits, main
+from escrow.settings import load
+from ingest import token_file
+from ingest.access import TOKEN, Access, digest_of, is_loopback, parse
+from ingest.errors import CannotStart, Forbidden, TokensUnusable, Unauthorized
+from ingest.server import bind
+
+
+class Clock:
+    """Seconds that a test moves."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def settings_of(tmp_path, *flags):
+    return load(None, [f"dataDir={tmp_path}", "listenPort=0", *flags], {})
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "keys" / "tokens.toml"
+
+
+def new(file, name="svc", produce=(), consume=(), *, operator=False, metrics=False):
+    return token_file.add(file, name, produce, consume, operator=operator, metrics=metrics, made_at="2026-01-02T03:04:05Z")
+
+
+def look(access, clock):
+    clock.now_s += 1.0
+    return access
+
+
+def test_without_a_file_everybody_on_loopback_may_do_everything(tmp_path):
+    access = Access(settings_of(tmp_path))
+    who = access.principal(None)
+    assert who.name == "anonymous"
+    assert who.may_produce("any")
+    assert who.may_consume("any")
+    assert who.operator
+    assert who.metrics
+    assert access.principal("Bearer nonsense") is who
+    assert access.figures() == {"tokens": None, "problem": ""}
+
+
+def test_without_a_file_nobody_beyond_loopback(tmp_path):
+    with pytest.raises(Unauthorized, match="escrow token new"):
+        Access(settings_of(tmp_path, "listenAddress=0.0.0.0")).principal(None)
+
+
+@pytest.mark.parametrize(
+    ("host", "good"),
+    [
+        (None, True), ("localhost", True), ("LocalHost:7480", True), ("127.0.0.1:7480", True), ("[::1]:7480", True),
+        ("evil.example", False), ("127.0.0.1.evil.example:7480", False), ("10.0.0.1", False),
+    ],
+)  # fmt: skip
+def test_without_tokens_a_foreign_host_header_is_refused(tmp_path, file, host, good):
+    access = Access(settings_of(tmp_path))
+    if good:
+        access.check_host(host)
+    else:
+        with pytest.raises(Forbidden, match="Host"):
+            access.check_host(host)
+    new(file, operator=True)
+    Access(settings_of(tmp_path)).check_host(host)  # a page in a browser has no token
+
+
+def test_roles(tmp_path, file):
+    text = new(file, produce=["orders", "pay-*"], consume=["invoices"])
+    assert TOKEN.fullmatch(text)
+    access = Access(settings_of(tmp_path))
+    who = access.principal(f"Bearer {text}")
+    assert who.name == "svc"
+    assert [who.may_produce(group) for group in ("orders", "orders2", "pay-", "pay-x", "pay", "")] == [
+        True, False, True, True, False, False,
+    ]  # fmt: skip
+    assert (who.may_consume("invoices"), who.may_consume("orders")) == (True, False)
+    assert (who.operator, who.metrics) == (False, False)
+    who.require_produce("orders")
+    for refused, says in (
+        (lambda: who.require_produce("x"), "token svc: may not produce for group 'x'; use a token that may .* --produce x"),
+        (lambda: who.require_consume("x"), "may not consume topic 'x'.* --consume x"),
+        (who.require_operator, "may not act as operator.* --operator"),
+        (who.require_metrics, "may not read metrics.* --metrics"),
+    ):
+        with pytest.raises(Forbidden, match=says) as caught:
+            refused()
+        assert caught.value.status == 403
+    second = new(file, "second", operator=True)
+    operator = Access(settings_of(tmp_path)).principal(f"bearer {second}")
+    assert operator.metrics, "an operator may read metrics"
+    assert not operator.may_produce("orders"), "and produces for nobody"
+
+
+def test_who_is_not_known_is_not_let_in(tmp_path, file):
+    text = new(file, operator=True)
+    access = Access(settings_of(tmp_path))
+    other = text[:-1] + ("A" if text[-1] != "A" else "B")
+    unknown_id = re.sub(r"escrow_........_", "escrow_aaaaaaaa_", text)
+    for header in (
+        None,
+        "",
+        "Bearer",
+        text,
+        f"Basic {text}",
+        f"Bearer {text}x",
+        f"Bearer {other}",
+        f"Bearer {unknown_id}",
+        "Bearer é",
+    ):
+        for _ in range(2):
+            with pytest.raises(Unauthorized) as caught:
+                access.principal(header)
+            assert caught.value.status == 401
+            assert "escrow token new" in str(caught.value) or "revoked" in str(caught.value)
+            assert not re.search(r"[A-Za-z0-9_-]{43}", str(caught.value))
+
+
+def test_an_unknown_id_is_compared_as_well(tmp_path, file, monkeypatch):
+    text = new(file, operator=True)
+    access, compared = Access(settings_of(tmp_path)), []
+    import hmac
+
+    real = hmac.compare_digest
+
+    def compare(a, b):
+        compared.append((a, b))
+        return real(a, b)
+
+    monkeypatch.setattr("ingest.access.hmac.compare_digest", compare)
+    for header in (f"Bearer {text[:-1]}A", re.sub(r"escrow_........_", "Bearer escrow_aaaaaaaa_", text)):
+        with pytest.raises(Unauthorized):
+            access.principal(header)
+    assert len(compared) == 2
+    assert {len(part) for pair in compared for part in pair} == {32}
+
+
+def test_a_change_counts_within_a_second(tmp_path, file):
+    clock = Clock()
+    access = Access(settings_of(tmp_path), clock)
+    text = new(file, operator=True)
+    assert access.principal(None).name == "anonymous", "the file is looked at once a second"
+    with pytest.raises(Unauthorized):
+        look(access, clock).principal(None)
+    assert access.principal(f"Bearer {text}").name == "svc"
+    second = new(file, "other", metrics=True)
+    token_file.revoke(file, "svc")
+    with pytest.raises(Unauthorized, match="revoked"):
+        look(access, clock).principal(f"Bearer {text}")
+    assert access.principal(f"Bearer {second}").name == "other"
+
+
+def test_a_broken_file_leaves_the_old_tokens_and_is_logged_once(tmp_path, file, caplog):
+    clock = Clock()
+    text = new(file, operator=True)
+    access = Access(settings_of(tmp_path), clock)
+    good = file.read_text()
+    with caplog.at_level(logging.WARNING, "escrow.edge"):
+        for content in (f'[[token]]\nname = "{text}', None):
+            file.write_text(content) if content else file.unlink()
+            caplog.clear()
+            for _ in range(3):
+                assert look(access, clock).principal(f"Bearer {text}").name == "svc"
+                with pytest.raises(Unauthorized):
+                    access.principal(None)
+            assert len(caplog.records) == 1
+            assert str(file) in access.problem
+            assert access.figures()["problem"] == access.problem
+            assert text not in caplog.text + access.problem
+    file.write_text(good)
+    assert look(access, clock).problem == ""
+
+
+def test_a_file_without_tokens_lets_nobody_in(tmp_path, file):
+    text = new(file, operator=True)
+    token_file.revoke(file, "svc")
+    assert file.exists()
+    access = Access(settings_of(tmp_path))
+    for header in (None, f"Bearer {text}"):
+        with pytest.raises(Unauthorized):
+            access.principal(header)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("\n[[token]]", "\n[token]"), "only \\[\\[token\\]\\] entries"),
+        (('name = "svc"', 'name = "a b"'), "token 1: name: must be 1 to 64"),
+        (("operator = true", "operator = 1"), r"token 1 \(svc\): operator: must be true or false"),
+        (("operator = true", "admin = true"), "admin: no such field"),
+        (("produce = []", 'produce = ["a*b"]'), "produce: must be a list of names; a \\*"),
+        (("produce = []", 'produce = "a"'), "produce: must be a list"),
+        (("sha256 = ", "sha256 = 7 #"), "sha256: must be 64"),
+        (("\n[[token]]", "\nx = 1\n[[token]]"), "x: only"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_named(tmp_path, file, change, says):
+    new(file, operator=True)
+    file.write_text(file.read_text().replace(*change))
+    with pytest.raises(TokensUnusable, match=says) as caught:
+        Access(settings_of(tmp_path))
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_same_name_twice(file):
+    new(file, operator=True)
+    with pytest.raises(TokensUnusable, match="twice"):
+        new(file, operator=True)
+    assert len(parse(file.read_text(), "")) == 1
+
+
+def test_the_file_holds_hashes_and_only_its_owner_may_read_it(file):
+    text = new(file, operator=True)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert text.split("_", 2)[2] not in file.read_text()
+    assert digest_of(text).hex() in file.read_text()
+
+
+def test_comments_of_people_stay(file):
+    new(file, "first", operator=True)
+    file.write_text("# ours\n" + file.read_text() + "# the second\n")
+    new(file, "second", operator=True)
+    new(file, "third", operator=True)
+    token_file.revoke(file, "second")
+    assert [token.principal.name for token in token_file.load(file).values()] == ["first", "third"]
+    assert file.read_text().startswith("# ours\n")
+    with pytest.raises(TokensUnusable, match="0 tokens have the name or id 'second'"):
+        token_file.revoke(file, "second")
+
+
+def test_the_hot_path_is_cheap(tmp_path, file):
+    """About a microsecond: generous here, this machine may be busy."""
+    header = f"Bearer {new(file, operator=True)}"
+    access = Access(settings_of(tmp_path))
+    best_s = min(_seconds(access, header) for _ in range(5))
+    assert best_s / 10_000 < 20e-6
+
+
+def _seconds(access, header):
+    began_s = time.perf_counter()
+    for _ in range(10_000):
+        access.principal(header)
+    return time.perf_counter() - began_s
+
+
+def test_the_cache_is_bounded(tmp_path, file, monkeypatch):
+    monkeypatch.setattr("ingest.access.CACHE_MAX", 3)
+    text = new(file, operator=True)
+    access = Access(settings_of(tmp_path))
+    for number in range(10):
+        access.principal(f"Bearer {' ' * number}{text}")
+        assert len(access._cache) <= 3
+
+
+# --- listening ---
+@pytest.mark.parametrize(
+    ("address", "loopback"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("", False)]
+)
+def test_loopback(address, loopback):
+    assert is_loopback(address) == loopback
+
+
+def test_beyond_loopback_only_with_tokens(tmp_path, file):
+    settings = settings_of(tmp_path, "listenAddress=0.0.0.0")
+    with pytest.raises(CannotStart, match=r"reachable from elsewhere.*escrow token new"):
+        bind(settings, Access(settings))
+    new(file, operator=True)
+    bind(settings, Access(settings)).close()
+    token_file.revoke(file, "svc")
+    with pytest.raises(CannotStart, match="no tokens in"):
+        bind(settings, Access(settings))
+
+
+def test_tokens_file_elsewhere(tmp_path):
+    settings = settings_of(tmp_path, f"tokensFile={tmp_path / 'other.toml'}")
+    text = new(settings.tokens_file, operator=True)
+    assert (tmp_path / "other.toml").exists()
+    assert Access(settings).principal(f"Bearer {text}").name == "svc"
+
+
+# --- the command ---
+def run(capsys, *words, code=exits.OK):
+    assert main(["token", *map(str, words)]) == code
+    return capsys.readouterr()
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = ["--data", tmp_path / "data"]
+    assert "does not exist" in run(capsys, "list", *data).out
+    said = run(capsys, "new", "svc", "--produce", "orders*", "--produce", "x", "--consume", "y", *data)
+    assert TOKEN.fullmatch(said.out.strip()), "the token alone, to be piped"
+    assert "cannot be shown again" in said.err
+    assert "first token" in said.err
+    assert "first token" not in run(capsys, "new", "ops", "--operator", *data).err
+    listed = run(capsys, "list", *data).out
+    assert "svc" in listed
+    assert "produce orders* x; consume y" in listed
+    assert said.out.strip() not in listed
+    rows = [json.loads(line) for line in run(capsys, "list", "--json", *data).out.splitlines()]
+    assert [(row["name"], row["operator"]) for row in rows] == [("svc", False), ("ops", True)]
+    assert "revoked svc" in run(capsys, "revoke", rows[0]["id"], *data).out
+    assert "escrow token list" in run(capsys, "revoke", "svc", *data, code=exits.ERROR).err
+    assert os.stat(tmp_path / "data" / "keys" / "tokens.toml").st_mode & 0o777 == 0o600
+
+
+def test_the_command_refuses_what_is_of_no_use(tmp_path, capsys):
+    data = ["--data", tmp_path]
+    assert "without a role" in run(capsys, "new", "svc", *data, code=exits.ERROR).err
+    assert "name: must be" in run(capsys, "new", "a b", "--operator", *data, code=exits.ERROR).err
+    assert "produce: must be" in run(capsys, "new", "a", "--produce", "a*b", *data, code=exits.ERROR).err
+    assert not (tmp_path / "keys" / "tokens.toml").exists()
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit):
+        main(["token", "--help"])
+    said = capsys.readouterr().out
+    assert "Authorization: Bearer" in said
+    assert "escrow token revoke" in said
