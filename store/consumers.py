@@ -116,8 +116,9 @@ class Consumers:
 
     def is_long(self) -> bool:
         """Whether it holds far more records than are in force: time to `compact`."""
-        in_force = len(self.progress) + sum(len(progress.ahead) for progress in self.progress.values())
-        return self._written >= COMPACT_FROM and self._written > 4 * in_force
+        if self._written < COMPACT_FROM:
+            return False
+        return self._written > 4 * (len(self.progress) + sum(len(progress.ahead) for progress in self.progress.values()))
 
     def in_force(self) -> list[ConsumerRecord]:
         """The records that say all there is to say."""
