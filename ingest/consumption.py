@@ -219,8 +219,8 @@ class Consumption:
             known = self._filters[topic, group] = _Filter(wanted, consumer)
         elif known.wanted != wanted:
             raise InvalidRequest(
-                f"tags: {wanted.text or '*'!r} differs from {known.wanted.text or '*'!r}, with which {known.consumer!r} of this group "
-                f"reads {topic}: use the same tags in the whole group, or another group, or wait {FILTER_HOLD_S:.0f} s"
+                f"tags: {wanted.text or '*'!r} differs from {known.wanted.text or '*'!r}, with which {known.consumer!r} of "
+                f"this group reads {topic}: use the same tags in the whole group, or another group, or wait {FILTER_HOLD_S:.0f} s"
             )
         known.polls += 1
         try:
@@ -308,7 +308,7 @@ class Consumption:
 
     # --- where a group begins -----------------------------------------------------------------------------------------------------
     async def _queues_of(self, topic: str, group: str, begin: str | int) -> list[GroupQueue]:
-        """The group's places in a topic, made and durable where it has not read it before; none where there is no such topic yet."""
+        """The group's places in a topic, made and durable where it has not read it before; none where it does not exist yet."""
         queue_keys = self._queue_keys(topic)
         if not queue_keys:
             if len(self._early) < EARLY_MAX:

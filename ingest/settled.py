@@ -46,9 +46,11 @@ class Settled:
         self._directory, self._cursors, self._boot = directory, cursors, boot
         self._topics: TopicReader | None = None
         self._page_path = directory.root / "job.published"
-        # A job that comes after us finds a store that this boot has recovered.
-        self._whole = not self._page_path.exists() or (boot != 0 and cursors[cursor.BOOT] == boot)
+        self._whole = False
         self._first_signs: tuple[int, ...] | None = None
+        # Where no job has been yet, whatever one makes is of this boot.
+        if not self._page_path.exists() or (boot and cursors[cursor.BOOT] == boot):
+            self._found_whole()
 
     def look(self) -> int | None:
         """The op up to which everything is settled, then the job's files as they are now; None: not known to be whole."""
@@ -76,10 +78,12 @@ class Settled:
         if not self._whole:
             signs = tuple(page[slot] for slot in (JobSlot.EPOCH, JobSlot.SEQUENCE, JobSlot.HEARTBEAT_MS))
             self._first_signs = self._first_signs or signs
-            self._whole = signs != self._first_signs
-        if self._whole and self._cursors[cursor.BOOT] != self._boot:
-            self._cursors[cursor.BOOT] = self._boot
+            if signs != self._first_signs:
+                self._found_whole()
         return self._whole
+
+    def _found_whole(self) -> None:
+        self._whole, self._cursors[cursor.BOOT] = True, self._boot
 
     @property
     def whole(self) -> bool:

@@ -2,7 +2,8 @@
 
 A time means *released at or after*: when the commit was stored, not when the half was. The op log is in that order, so its first op
 of that time is found by halving, and the places that it and the ops behind it give are where the queues of the topic begin. (A
-clock that was set back makes this as exact as that clock was.) Searching a sparse topic reads many ops: it runs beside the event loop.
+clock that was set back makes this as exact as that clock was.) Searching a sparse topic reads many ops: it runs beside the event
+loop.
 """
 
 from __future__ import annotations

@@ -90,14 +90,15 @@ class LogReader:
         if not len(entries):
             return np.empty(0, np.int64)
         heads = self._gather(entries["commit_log_offset"], OP_HEAD.itemsize).view(OP_HEAD)[:, 0]
-        found = np.where(heads["op_kind"] == OpKind.COMMIT, heads["position"], NO_POSITION)
+        found: Ints = np.where(heads["op_kind"] == OpKind.COMMIT, heads["position"], NO_POSITION)
         messages = np.flatnonzero((heads["kind"] == FrameKind.MESSAGE) & (entries["size_bytes"] >= HALF_HEAD.itemsize))
         found[heads["kind"] != FrameKind.OP] = NO_POSITION
         if len(messages):
             found[messages] = self._gather(entries["commit_log_offset"][messages], HALF_HEAD.itemsize).view(HALF_HEAD)[:, 0][
                 "position"
             ]
-        return found[(found >= 0) & (heads["magic"] == MAGIC)]
+        given: Ints = found[(found >= 0) & (heads["magic"] == MAGIC)]
+        return given
 
     def _fill_messages(self, records: Array, entries: Array, at: Ints) -> None:
         heads = self._gather(entries["commit_log_offset"][at], HALF_HEAD.itemsize).view(HALF_HEAD)[:, 0]
