@@ -65,6 +65,9 @@ _KNOWN_ELSEWHERE: Final = {
     "checkTransactionMessageTimerInterval": "transactionCheckInterval",
     "tranStateTableMappedFileSize": "tranStateTableMapedFileSize",
     "tranRedoLogMappedFileSize": "tranRedoLogMapedFileSize",
+    "maxReconsumeTimes": "maxDeliveries",
+    "invisibleTime": "visibilityTime",
+    "pullBatchSize": "messagesPerPollMax",
     "checkImmunityTime": "CHECK_IMMUNITY_TIME_IN_SECONDS, a property of each message",
 }
 
@@ -383,7 +386,7 @@ class Settings:
     )
     max_connections: int = _key("maxConnections", "count", "4096", "Open connections to the edge.", least=1, most=1 << 20)
     poll_wait_max_ms: int = _key(
-        "pollWaitMax", "duration", '"30s"', "The longest that a poll for checks may wait.", least=0, most=600_000
+        "pollWaitMax", "duration", '"30s"', "The longest that a poll for checks or messages may wait.", least=0, most=600_000
     )
     checks_per_poll_max: int = _key("checksPerPollMax", "count", "256", "The most requests in one answer.", least=1, most=4096)
     dedup_window_ms: int = _key(
@@ -435,6 +438,27 @@ class Settings:
     tls_min_version: str = _key(
         "tlsMinVersion", "choice", '"1.2"', "The oldest version of TLS that is spoken.", choices=("1.2", "1.3"),
         remedy="older versions are broken and not spoken",
+    )  # fmt: skip
+
+    _begin("Consumers.")
+    max_deliveries: int = _key(
+        "maxDeliveries", "count", "16", "Hand-outs of a message to a consumer group before it becomes a dead letter.",
+        least=1, most=65_535,
+    )  # fmt: skip
+    visibility_ms: int = _key(
+        "visibilityTime", "duration", '"30s"', "A message that is not acknowledged within this time is handed out again.",
+        least=1, most=_DAY_MS, sub_second=False,
+    )  # fmt: skip
+    visibility_max_ms: int = _key(
+        "maxVisibilityTime", "duration", '"12h"', "The longest time that a consumer may ask for.", least=1, most=30 * _DAY_MS
+    )
+    messages_per_poll_max: int = _key(
+        "messagesPerPollMax", "count", "1024", "The most messages in one answer.", least=1, most=65_535
+    )
+    look_ahead: int = _key(
+        "lookAheadWindow", "count", "4096",
+        "How far a consumer group may be ahead of its oldest message that is not done, in each queue.",
+        least=64, most=1 << 20,
     )  # fmt: skip
 
     _begin("The streaming job.")
