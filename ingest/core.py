@@ -30,6 +30,7 @@ from ingest import groups
 from ingest.checks import CheckDelivery, CheckRequest, Handover
 from ingest.committer import Committer
 from ingest.consumption import Consumption
+from ingest.deliveries import Delivery
 from ingest.errors import BadId, Closing, InvalidRequest, Standby, TooLarge, TransactionsRejected
 from ingest.followers import Followers
 from ingest.history import Histories, Transaction
@@ -370,6 +371,11 @@ class Edge:
         return await self._checks.poll(
             group, member, max_requests, self.settings.max_request_bytes // 2, wait_s, passing_over=passing_over
         )
+
+    def transaction_id_of(self, delivery: Delivery) -> str | None:
+        """Of a message that a transaction released; None for an ordinary one."""
+        half_offset = delivery.half_offset
+        return self._sealer.seal(half_offset, delivery.frame.fields["group_no"]) if half_offset >= 0 else None
 
     def half_offset_of(self, id: str) -> int:
         """Of an id that `prepare` has just answered."""
