@@ -54,21 +54,38 @@ class ManualClock:
 class JobWorld:
     """Producer, edge, consumer and operator in one, around a JobService."""
 
+    edge: EdgeStore
+    presence: Presence
+
     def __init__(self, root: Path, spark: Any, flags: Iterable[str] = (), *, start: bool = True) -> None:
         self.settings = load(None, [f"dataDir={root}", *SMALL, *flags], {})
         self.settings.store_dir.mkdir(parents=True, exist_ok=True)
         self.clock = ManualClock()
         self.spark = spark
+        self._open_edge()
+        self._check_cursor = self._proposal_cursor = self._starts = 0
+        self.job: Any = None
+        self._closed = False
+        if start:
+            self.start_job()
+
+    # --- the edge ---
+    def _open_edge(self) -> None:
         self.edge = EdgeStore(
             self.settings.store_dir,
             geometry=Geometry(**self.settings.geometry_values()),
             max_body_bytes=self.settings.max_body_bytes,
         )
         self.presence = Presence(self.settings.store_dir / "presence", writable=True)
-        self._check_cursor = self._proposal_cursor = self._starts = 0
-        self.job: Any = None
-        if start:
-            self.start_job()
+
+    def _close_edge(self) -> None:
+        self.presence.close()
+        self.edge.close()
+
+    def crash_edge(self) -> None:
+        """Drop the edge as SIGKILL would: nothing is flushed, noted or published on the way out. `_open_edge` recovers."""
+        self.presence.close()
+        self.edge.__exit__(RuntimeError)
 
     # --- the job ---
     def start_job(self) -> JobService:
@@ -82,10 +99,12 @@ class JobWorld:
         self.job = None
 
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         if self.job is not None:
             self.stop_job()
-        self.presence.close()
-        self.edge.close()
+        self._close_edge()
 
     def settle(self) -> None:
         """Until everything published is settled and no round is at work."""
@@ -195,5 +214,18 @@ class JobWorld:
     def assert_gauge(self) -> None:
         """§7 case 66: the gauge is what the totals say, and what the table holds."""
         marker = self.job.store.marker
-        pending = self.job.store.table.pending
+        totals, pending = marker.totals, self.job.store.table.pending
+        ended = sum(totals[name] for name in ("commits", "rollbacks", "discards_max", "discards_expired", "quarantined"))
+        assert pending == totals["prepares"] + totals["resumes"] - ended
         assert marker.pending == pending == self.job.store.table.count_pending() == self.metric("escrow_pending")
+
+
+def spoil(world: JobWorld, entry: Any) -> None:
+    """Spoil a byte of the frame that an entry points at, behind everybody's back."""
+    at = int(entry["commit_log_offset"]) + int(entry["size_bytes"]) - 3
+    size = world.edge.directory.geometry.commit_log_segment_bytes
+    with open(world.edge.directory.commit_log / f"{at - at % size:020d}", "r+b") as segment:
+        segment.seek(at % size)
+        byte = segment.read(1)[0]
+        segment.seek(at % size)
+        segment.write(bytes([byte ^ 0xFF]))

@@ -21,7 +21,7 @@ from store.verify import verify
 from streaming.clock import ALERT_FILE
 from streaming.errors import JobStopped
 from streaming.session import make_run_directory
-from tests.integration.job_world import JobWorld
+from tests.integration.job_world import JobWorld, spoil
 
 # --- batches ----------------------------------------------------------------------------------------------------------
 
@@ -89,8 +89,8 @@ def test_52_56_corrupt_frames_are_set_aside(make_world):
     world = make_world(start=False)
     halves = world.halves(b"body-%d" % n for n in range(6))
     world.end_all(halves[:5], OpKind.COMMIT)
-    _flip(world, world.edge.half_queue.read(1, 2)[0])  # the half behind a commit
-    _flip(world, world.edge.op_queue.read(3, 4)[0])  # a commit
+    spoil(world, world.edge.half_queue.read(1, 2)[0])  # the half behind a commit
+    spoil(world, world.edge.op_queue.read(3, 4)[0])  # a commit
     world.start_job()
     world.settle()
     assert sorted(world.released()) == [b"body-0", b"body-2", b"body-4"]
@@ -102,17 +102,6 @@ def test_52_56_corrupt_frames_are_set_aside(make_world):
     world.settle()
     assert b"body-5" in world.released()
     world.assert_gauge()
-
-
-def _flip(world: JobWorld, entry) -> None:
-    """Spoil a byte of a frame, behind everybody's back."""
-    at = int(entry["commit_log_offset"]) + int(entry["size_bytes"]) - 3
-    size = world.edge.directory.geometry.commit_log_segment_bytes
-    with open(world.edge.directory.commit_log / f"{at - at % size:020d}", "r+b") as segment:
-        segment.seek(at % size)
-        byte = segment.read(1)[0]
-        segment.seek(at % size)
-        segment.write(bytes([byte ^ 0xFF]))
 
 
 # --- Spark's checkpoint does not matter -------------------------------------------------------------------------------
