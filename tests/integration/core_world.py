@@ -28,7 +28,7 @@ class MemberGone(ConnectionError):
 class CoreWorld(JobWorld):
     """Producers, members and operators speak to the edge core; the job is real Spark."""
 
-    def _open_edge(self) -> None:
+    def open_edge(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="edge", daemon=True)
         self._thread.start()

@@ -13,7 +13,7 @@ from store.consume_queue import REASON_SHIFT
 from store.directory import Geometry
 from store.edge import EdgeStore, End
 from store.ends import Answer
-from store.frames import Message
+from store.frames import Frame, Message
 from store.presence import Presence
 from store.published import JobSlot
 from store.reader import LogReader, TopicReader, topic_queue_name
@@ -62,7 +62,7 @@ class JobWorld:
         self.settings.store_dir.mkdir(parents=True, exist_ok=True)
         self.clock = ManualClock()
         self.spark = spark
-        self._open_edge()
+        self.open_edge()
         self._check_cursor = self._proposal_cursor = self._starts = 0
         self.job: Any = None
         self._closed = False
@@ -70,7 +70,7 @@ class JobWorld:
             self.start_job()
 
     # --- the edge ---
-    def _open_edge(self) -> None:
+    def open_edge(self) -> None:
         self.edge = EdgeStore(
             self.settings.store_dir,
             geometry=Geometry(**self.settings.geometry_values()),
@@ -83,7 +83,7 @@ class JobWorld:
         self.edge.close()
 
     def crash_edge(self) -> None:
-        """Drop the edge as SIGKILL would: nothing is flushed, noted or published on the way out. `_open_edge` recovers."""
+        """Drop the edge as SIGKILL would: nothing is flushed, noted or published on the way out. `open_edge` recovers."""
         self.presence.close()
         self.edge.__exit__(RuntimeError)
 
@@ -177,14 +177,17 @@ class JobWorld:
 
     def released(self, topic: str = "t") -> list[bytes]:
         """Bodies in all queues of a topic, by queue and offset."""
+        return [bytes(frame.body) for frame in self.released_frames(topic)]
+
+    def released_frames(self, topic: str = "t") -> list[Frame]:
         topic_no = self.edge.dictionary.topic_no(topic)
         if topic_no is None:
             return []
-        topics, log, bodies = self.topics(), LogReader(self.edge.directory), []
+        topics, log, found = self.topics(), LogReader(self.edge.directory), []
         for queue_id in range(self.edge.dictionary.queues[topic_no]):
             _, entries = topics.topic_entries(topic_no, queue_id, 0, 1 << 20)
-            bodies += [bytes(log.frame(entry).body) for entry in entries if entry["size_bytes"] > 0]
-        return bodies
+            found += [log.frame(entry) for entry in entries if entry["size_bytes"] > 0]
+        return found
 
     def queue_bytes(self, topic: str = "t") -> list[bytes]:
         """The very entries of a topic's queues: places and all."""

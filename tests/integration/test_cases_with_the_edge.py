@@ -192,6 +192,7 @@ def test_33_63_64_66_a_rebuild_from_a_redo_log_of_many_files(make_core):
     assert core.resume(ids[1_400]).verdict == "accepted"
     contradictory = [core.tell(ids[1_411], outcome).verdict for outcome in ("commit", "rollback", "commit")]
     assert contradictory == ["accepted", "conflict", "already"]  # 33
+    assert core.run(core.core.status())["answers"]["conflict"] == 1
     core.settle()
     files = core.job.store.redo.file.starts()
     assert len(files) >= 3

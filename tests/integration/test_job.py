@@ -16,6 +16,7 @@ from random import Random
 import pytest
 
 from escrow.settings import load
+from store import disk
 from store.records import OpKind, State
 from store.verify import verify
 from streaming.clock import ALERT_FILE
@@ -199,6 +200,27 @@ def test_55_a_restart_repeats_no_check(world):
     assert [world.check_count(half) for half in halves] == [1] * 5
     world.online()
     assert world.round(16) == halves
+
+
+def test_55_a_crash_in_the_middle_of_a_round(world, monkeypatch):
+    monkeypatch.setattr("streaming.settle.ROUND_PART_ROWS", 16)
+    monkeypatch.setattr("streaming.rounds.SLICE_S", 0.0)
+    halves = list(world.halves(b"%d" % n for n in range(64)))
+    world.settle()
+    world.online()
+    world.clock.advance(31)
+    disk.arm("redo.write", "EIO", nth=4)  # the beginning of the round, two parts of four, and no more
+    with pytest.raises(JobStopped, match="Input/output error"):
+        world.settle()
+    world.stop_job()
+    world.start_job()
+    emitted = world.job.store.marker.check_end
+    assert 0 < emitted < len(halves)
+    world.settle()
+    assert world.requests() == halves, "each once, those from before the crash too"
+    world.hand_over(halves)
+    world.settle()
+    assert [world.check_count(half) for half in halves] == [1] * 64
 
 
 def test_a_jump_of_the_clock_stops_discards_until_confirmed(make_world):
