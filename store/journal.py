@@ -94,7 +94,8 @@ class Journal:
         for payload in payloads:
             data += encode(payload, len(data))
         disk.replace_file(self.path, bytes(data), self.point)
-        disk.close_file(self._fd)
+        # Closed once, whatever comes: a number closed twice may be somebody else's file by then.
+        self.close()
         self._fd, self.end = disk.open_file(self.path, True), len(data)
 
     def close(self) -> None:

@@ -30,7 +30,8 @@ POINTS = {
 
 def _spawn(world: JobWorld, failpoint: str) -> subprocess.Popen[str]:
     """`python -m streaming.job` over the world's store, in a session of its own."""
-    flags = [word for flag in (*world.settings.flags, "metricsEnable=false", "sparkDriverMemory=512MiB") for word in ("--set", flag)]
+    settings = (*world.settings.flags, "metricsEnable=false", "sparkDriverMemory=512MiB")
+    flags = [word for flag in settings for word in ("--set", flag)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("ESCROW_", "PYSPARK", "SPARK"))}
     return subprocess.Popen(
         [sys.executable, "-m", "streaming.job", *flags], env={**clean, "ESCROW_FAILPOINT": failpoint},
