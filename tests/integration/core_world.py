@@ -1,7 +1,7 @@
 """A job under test with the whole edge core beside it: sealed ids, check delivery to members, discards, all as in the service.
 
 `JobWorld` plays the edge itself, so that a test decides every step; here the real `ingest.core.Edge` runs in an event loop of its
-own thread, over the same store and the same hand-moved clock. What the edge does by itself is waited for (`until`), never slept for.
+own thread, over the same store and the same hand-moved clock. What the edge does by itself is waited for (`until`).
 """
 
 from __future__ import annotations

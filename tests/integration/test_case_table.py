@@ -91,7 +91,7 @@ CASES: dict[int, tuple[str, tuple[str, ...]]] = {
         ("test_67_a_standby_asks_nobody", "test_67_a_standby_refuses_ends_and_asks_nobody"),
     ),
     68: (
-        "nothing returned: UNKNOWN is told, and settles nothing",
+        "nothing returned: UNKNOWN, which settles nothing",
         ("test_68_unknown_with_a_remark_is_history_and_settles_nothing",),
     ),
 }

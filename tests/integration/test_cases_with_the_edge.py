@@ -164,7 +164,7 @@ def test_67_a_standby_refuses_ends_and_asks_nobody(make_core):
     standby = make_core("role=standby")
     standby.clock.advance(60)
     standby.ask_round()
-    for refused in (lambda: standby.tell(id, "commit"), lambda: standby.send(), lambda: standby.poll()):
+    for refused in (lambda: standby.tell(id, "commit"), standby.send, standby.poll):
         with pytest.raises(Standby, match="role = standby"):
             refused()
     standby.settle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,8 +16,10 @@ from random import Random
 
 import pytest
 
+from escrow.processes import kill_session, session_members
 from escrow.settings import load
 from store import disk
+from store.published import JobSlot
 from store.records import OpKind, State
 from store.verify import verify
 from streaming.clock import ALERT_FILE
@@ -328,6 +331,50 @@ def test_the_process_from_start_to_sigterm(make_world):
     assert world.job.store.recovery.clean
     world.stop_job()
     assert not verify(world.settings.store_dir).problems
+
+
+@pytest.mark.parametrize("moment", ["as soon as it is there", "while batches warm it up"])
+def test_a_java_killed_while_the_job_starts(make_world, moment):
+    """One line that names it, and exit code 1: the supervisor starts the job again. (2 would say that this is of no use.)"""
+    world = make_world(start=False)
+    world.half()
+    flags = [word for flag in (*_flags(world), "metricsEnable=false") for word in ("--set", flag)]
+    job = subprocess.Popen(
+        [sys.executable, "-m", "streaming.job", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        deadline_s = time.monotonic() + 120
+        while not (java := _java_of(job.pid)) or (moment.startswith("while") and not _warming(world)):
+            assert job.poll() is None, job.communicate()
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        os.kill(java[0], signal.SIGKILL)
+        start_s = time.monotonic()
+        out, err = job.communicate(timeout=60)
+        assert time.monotonic() - start_s < 20
+        assert (job.returncode, out) == (1, ""), err
+        (reason,) = (line for line in err.splitlines() if line.startswith("escrow job: "))  # PySpark may add tracebacks
+        assert "the Java side of Spark" in reason
+    finally:
+        kill_session(job.pid)
+        job.wait()
+
+
+def _java_of(session: int) -> list[int]:
+    """Processes of a session that run Spark's Java side (the launcher before it only composes a command line)."""
+    found = []
+    for pid in session_members(session):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if words[0].endswith(b"java") and b"org.apache.spark.deploy.SparkSubmit" in words:
+                found.append(pid)
+    return found
+
+
+def _warming(world: JobWorld) -> bool:
+    """Whether the first of the batches that warm Java up is through: it settled the half that lay there."""
+    return world.topics().page[JobSlot.HALF_CURSOR] > 0
 
 
 def _flags(world: JobWorld) -> list[str]:
