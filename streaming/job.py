@@ -104,8 +104,11 @@ def _start(service: JobService, spark: SparkSession, run: Path) -> None:
 
 
 def _watch(service: JobService, spark: SparkSession, signals: _Signals) -> str | None:
-    jvm = _jvm(spark)
+    jvm, alerted = _jvm(spark), False
     while not signals.asked.wait(LOOK_S):
+        if service.guard.alert != alerted:
+            alerted = service.guard.alert
+            _notice("the wall clock jumped: discards are stopped; see escrow clock" if alerted else "the clock is confirmed")
         try:
             failure = service.failure()
         except (Py4JError, OSError) as error:
@@ -116,6 +119,11 @@ def _watch(service: JobService, spark: SparkSession, signals: _Signals) -> str |
         if failure is not None:
             return failure
     return None
+
+
+def _notice(text: str) -> None:
+    """A line for the operator's terminal: the supervisor passes it on."""
+    print(json.dumps({"notice": text}), flush=True)
 
 
 def _stop_spark(spark: SparkSession) -> None:

@@ -16,6 +16,7 @@ from random import Random
 
 import pytest
 
+from escrow.cli import main
 from escrow.processes import kill_session, session_members
 from escrow.settings import load
 from store import disk
@@ -226,7 +227,7 @@ def test_55_a_crash_in_the_middle_of_a_round(world, monkeypatch):
     assert [world.check_count(half) for half in halves] == [1] * 64
 
 
-def test_a_jump_of_the_clock_stops_discards_until_confirmed(make_world):
+def test_a_jump_of_the_clock_stops_discards_until_confirmed(make_world, capsys):
     world = make_world("fileReservedTime=1")
     half = world.half()
     world.settle()
@@ -240,8 +241,11 @@ def test_a_jump_of_the_clock_stops_discards_until_confirmed(make_world):
     world.start_job()  # a restart does not forget it
     world.round()
     assert world.turn_proposals() == []
-    alert.unlink()  # the operator has looked
+    assert main(["clock", "--data", str(world.settings.data_dir)]) == 1
+    assert "CLOCK ALERT: the wall clock left the time since boot" in capsys.readouterr().out
+    assert main(["clock", "confirm", "--data", str(world.settings.data_dir)]) == 0  # the operator has looked
     world.round()
+    assert world.metric("escrow_clock_alert") == 0
     assert world.turn_proposals() == [(half, "ACCEPTED")]
 
 
