@@ -321,6 +321,15 @@ def test_bad_settings_start_nothing(tmp_path):
     assert not (tmp_path / "data").exists()
 
 
+def test_a_probable_mistake_of_unit_is_a_warning_and_no_more(tmp_path):
+    with running(tmp_path / "data", "transactionTimeOut=6") as run:
+        run.ready()
+        warning = "escrow: warning: flag --set: transactionTimeOut: '6' is 6 milliseconds"
+        assert run.said().startswith(warning)
+        assert run.said().count("warning") == 1
+        assert run.stop()[0] == 0
+
+
 def test_a_data_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     assert "choose another dataDir" in cannot_start(tmp_path / "file" / "data")
