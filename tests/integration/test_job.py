@@ -26,6 +26,7 @@ from store.verify import verify
 from streaming.clock import ALERT_FILE
 from streaming.errors import JobStopped
 from streaming.session import make_run_directory
+from streaming.settle import Settler
 from tests.integration.job_world import JobWorld, spoil
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -112,30 +113,45 @@ def test_52_56_corrupt_frames_are_set_aside(make_world):
 # --- Spark's checkpoint does not matter -------------------------------------------------------------------------------
 
 
-def test_checkpoint_deleted_older_or_newer(make_world, tmp_path):
+def test_a_checkpoint_that_was_deleted_or_is_older(make_world, monkeypatch, tmp_path):
+    """Deleted, a copy from long ago, its own: the store's cursor decides, whatever Spark begins with."""
+    begun = _watch_feeds(monkeypatch)
     world = make_world()
-    spark_dir, old, new = world.settings.spark_dir, tmp_path / "old", tmp_path / "new"
-    total = 0
-    for step in range(5):
+    spark_dir, old, total = world.settings.spark_dir, tmp_path / "old", 0
+    for step, what in enumerate(("new", "new", "deleted", "older", "its own"), 1):
+        following = spark_dir / f"checkpoint-{step}"
+        if step > 1:
+            if what == "deleted":
+                for left in spark_dir.glob("checkpoint-*"):
+                    shutil.rmtree(left)
+            elif what == "older":
+                shutil.copytree(old, following)
+            elif what == "its own":
+                shutil.copytree(spark_dir / f"checkpoint-{step - 1}", following)
+            begun.clear()
+            world.start_job()
         world.end_all(world.halves(b"%d" % n for n in range(total, total + 10)), OpKind.COMMIT)
+        world.settle()
+        assert begun[0] < total if what == "older" else begun[0] <= total, "where Spark began, against the store's cursor"
         total += 10
-        world.settle()
-        checkpoint = spark_dir / f"checkpoint-{step + 1}"
+        assert sorted(world.released()) == sorted(b"%d" % n for n in range(total)), what
+        world.assert_gauge()
         world.stop_job()
-        if step == 0:
-            shutil.copytree(checkpoint, old)
-        following = spark_dir / f"checkpoint-{step + 2}"
         if step == 1:
-            shutil.rmtree(checkpoint)  # deleted
-        if step == 2:
-            shutil.copytree(old, following)  # older than the store
-        if step == 3:
-            shutil.copytree(checkpoint, new)
-            shutil.copytree(checkpoint, following)  # its own: as old as the store
-        world.start_job()
-        world.settle()
-        assert sorted(world.released()) == sorted(b"%d" % n for n in range(total))
-    world.assert_gauge()
+            shutil.copytree(following, old)
+
+
+def _watch_feeds(monkeypatch) -> list[int]:
+    """half_start of every feed that is settled from now on."""
+    begun: list[int] = []
+    settle = Settler.settle
+
+    def watched(settler, feed, now_ms):
+        begun.append(feed.half_start)
+        return settle(settler, feed, now_ms)
+
+    monkeypatch.setattr(Settler, "settle", watched)
+    return begun
 
 
 def test_a_checkpoint_newer_than_the_store(world, tmp_path):
