@@ -170,7 +170,8 @@ OWN_PROPERTIES: Final = frozenset(
         "TRAN_PREPARED_QUEUE_OFFSET",
     }
 )
-DELAY_PROPERTIES: Final = frozenset({"DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"})
+#: How RocketMQ's clients say "later": by level, by time (5.x), and by time in the commercial edition.
+DELAY_PROPERTIES: Final = frozenset({"DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "__STARTDELIVERTIME"})
 _REFUSED_PROPERTIES: Final = OWN_PROPERTIES | DELAY_PROPERTIES
 
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -264,7 +265,7 @@ def encode_given_properties(properties: Mapping[str, str]) -> bytes:
     if not _REFUSED_PROPERTIES.isdisjoint(properties):
         name = next(name for name in properties if name in _REFUSED_PROPERTIES)
         if name in DELAY_PROPERTIES:
-            raise DelayedHalf(f"properties: {name}: a transactional message cannot be delayed; leave it out")
+            raise DelayedHalf(f"properties: {name}: a half cannot be delayed, nor can an ordinary message be; leave it out")
         raise IllegalProperty(f"properties: {name} is set by Escrow; leave it out")
     return encode_properties(properties)
 

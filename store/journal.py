@@ -112,7 +112,8 @@ class Journal:
             if os.stat(self.path).st_ino == os.fstat(self._fd).st_ino:
                 raise
             raise FlushFailed(f"{error}; reopen the store to find out what is durable") from error
-        disk.close_file(self._fd)
+        # Closed once, whatever comes: a number closed twice may be somebody else's file by then.
+        self.close()
         self._fd, self.end = disk.open_file(self.path, True), len(data)
 
     def close(self) -> None:
