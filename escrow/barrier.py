@@ -122,14 +122,14 @@ class Barrier:
             except Exception as error:
                 connection.rollback()
                 if _is_integrity(error):
-                    return self._outcome(sql, id)  # 2
+                    return self._outcome(connection, id)  # 2
                 if _is_lock(error):
                     return Outcome.UNKNOWN  # 3
                 raise
 
-    def _outcome(self, sql: _Sql, id: str) -> Outcome:
-        rows = sql.run(f"SELECT state FROM {self._table} WHERE id = {{id}}", id=id)
-        sql.connection.rollback()
+    def _outcome(self, connection: Connection, id: str) -> Outcome:
+        rows = self._sql(connection).run(f"SELECT state FROM {self._table} WHERE id = {{id}}", id=id)
+        connection.rollback()
         if not rows:  # it was there a moment ago
             return Outcome.UNKNOWN
         [[state]] = rows
@@ -163,7 +163,7 @@ class Barrier:
 
 
 class _Sql:
-    """Runs statements on whatever kind of connection this is. Parameters are written {name}."""
+    """Runs statements on whatever kind of connection this is, within one transaction. Parameters are written {name}."""
 
     def __init__(self, connection: Connection, paramstyle: str | None) -> None:
         self.connection = connection

@@ -107,6 +107,7 @@ def test_a_conflict_is_raised(escrow, producer):
 
     with pytest.raises(EndConflict, match="COMMIT was said, but it had ended before as ROLLED_BACK") as caught:
         producer.send_in_transaction(PAID, local)
+    assert caught.value.result.answer is not None
     assert caught.value.result.answer.verdict is Verdict.CONFLICT
     assert not caught.value.result.committed
 
@@ -390,7 +391,11 @@ def test_close_answers_the_checks_in_hand(escrow):
 
 def test_close_does_not_wait_for_ever(escrow):
     gate = threading.Event()
-    producer = Producer(escrow.url, "orders", on_check=lambda check: gate.wait(60))
+
+    def on_check(check):
+        gate.wait(60)
+
+    producer = Producer(escrow.url, "orders", on_check=on_check)
     half_in_doubt(escrow, producer)
     escrow.until(lambda: sum(half.attempts for half in escrow.halves.values()))
     assert producer.close(timeout_s=0.01) is False
@@ -403,12 +408,12 @@ def test_a_listener_may_close_its_producer(escrow):
     closed = threading.Event()
 
     def on_check(check):
-        producer.close()
+        closing.close()
         closed.set()
         return Outcome.COMMIT
 
-    producer = Producer(escrow.url, "orders", on_check=on_check)
-    half_in_doubt(escrow, producer)
+    closing = Producer(escrow.url, "orders", on_check=on_check)
+    half_in_doubt(escrow, closing)
     assert closed.wait(60)
     for thread in [thread for thread in threading.enumerate() if thread.name.startswith("escrow-")]:
         thread.join(60)

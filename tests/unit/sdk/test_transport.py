@@ -135,7 +135,7 @@ def test_a_refusal_that_will_not_pass_is_not_repeated(escrow, api):
 
 def pauses_of(monkeypatch, transport):
     """Pauses between attempts, none of them waited for."""
-    pauses = []
+    pauses: list[float] = []
     monkeypatch.setattr(transport._closed, "wait", pauses.append)
     return pauses
 
