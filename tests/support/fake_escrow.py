@@ -508,3 +508,12 @@ def _content(message: dict[str, Any]) -> dict[str, Any]:
         "born_at_ms": message.get("born_at_ms", 0),
         "stored_at_ms": 1_700_000_000_000,
     }
+
+
+def eventually(true: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    """Wait until this holds: for what happens on the SDK's side, where nobody notifies."""
+    end = time.monotonic() + timeout_s
+    while not (found := true()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+    return found

@@ -179,11 +179,14 @@ def test_consuming(escrow):
         async with AsyncProducer(escrow.url, "orders") as producer:
             await producer.send([Message("paid", text) for text in "abc"])
         seen = []
-        async with AsyncConsumer(escrow.url, "paid", "shipping", idle_s=0.05) as consumer:
+        async with AsyncConsumer(escrow.url, "paid", "shipping") as consumer:
             async for message in consumer:
                 seen.append(message.text)
-                if message.text == "b":
+                if message.text == "c":
                     assert await message.ack() is True
+                    break
+        async with AsyncConsumer(escrow.url, "paid", "shipping", idle_s=0.01) as consumer:
+            assert [message async for message in consumer] == []
         return seen
 
     assert run(main) == ["a", "b", "c"]

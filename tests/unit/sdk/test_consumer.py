@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
 from escrow import Closed, Consumer, Message, Producer
 from escrow.intake import Held
-from tests.support.fake_escrow import FakeEscrow, Problem
+from tests.support.fake_escrow import FakeEscrow, Problem, eventually
 
 
 def put(escrow, *texts, topic="paid", **fields):
@@ -25,10 +27,30 @@ def consuming(escrow, topics="paid", **options):
     return Consumer(escrow.url, topics, "shipping", **options)
 
 
+@contextmanager
+def closed_after(escrow, consumer, count):
+    """Ends the consumer's loops once so many messages are acked."""
+
+    def close():
+        escrow.until(lambda: sum(lease.done for group in escrow.leases.values() for lease in group.values()) >= count)
+        consumer.close()
+
+    with consumer, ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(close)
+        yield consumer
+        closing.result()
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Extensions are asked for every few milliseconds."""
+    monkeypatch.setattr("escrow.intake._EXTEND_AFTER", 0.0002)
+
+
 def test_a_loop_gets_every_message_and_acks_it_when_it_goes_on(escrow):
     put(escrow, "a", "b", "c", key="k", tags="t", properties={"p": "v"})
     seen = []
-    with consuming(escrow, idle_s=0.05) as consumer:
+    with closed_after(escrow, consuming(escrow), 3) as consumer:
         for message in consumer:
             seen.append((message.text, message.attempt, message.queue_offset))
     assert seen == [("a", 1, 0), ("b", 1, 1), ("c", 1, 2)]
@@ -48,17 +70,23 @@ def test_a_loop_left_by_an_exception_gives_its_message_back(escrow):
     with pytest.raises(KeyError):
         handle()
     assert leases(escrow) == [(True, 1), (False, 1), (False, 1)]
-    with consuming(escrow, idle_s=0.05) as consumer:
+    with closed_after(escrow, consuming(escrow), 3) as consumer:
         assert [(message.text, message.attempt) for message in consumer] == [("b", 2), ("c", 2)]
+
+
+def test_a_loop_may_end_when_there_is_nothing(escrow):
+    with consuming(escrow, idle_s=0.01) as consumer:
+        assert list(consumer) == []
 
 
 def test_without_auto_ack_only_ack_counts(escrow):
     put(escrow, "a", "b")
-    with consuming(escrow, auto_ack=False, idle_s=0.05) as consumer:
+    with consuming(escrow, auto_ack=False) as consumer:
         for message in consumer:
-            if message.text == "a":
-                assert message.ack().result(60) is True
-                assert message.ack().result(60) is True, "saying it again is harmless"
+            if message.text == "b":
+                break
+            assert message.ack().result(60) is True
+            assert message.ack().result(60) is True, "saying it again is harmless"
     assert leases(escrow) == [(True, 1), (False, 1)]
 
 
@@ -87,38 +115,40 @@ def test_an_ack_that_comes_too_late_says_so(escrow):
         assert message.ack().result(60) is False
 
 
-def test_a_slow_handler_keeps_its_message(escrow):
+def test_a_slow_handler_keeps_its_message(escrow, eager):
     """Extended several times while it is in hand, then acked with the newest receipt."""
     put(escrow, "a")
-    with consuming(escrow, visibility_s=0.3) as consumer:
+    with consuming(escrow) as consumer:
         message = consumer.take(60)
         escrow.until(lambda: len(escrow.calls_to("/v1/topics/paid/visibility")) >= 4)
         assert message.ack().result(60) is True
     assert leases(escrow) == [(True, 1)]
 
 
-def test_what_lies_fetched_is_extended_too(escrow):
+def test_what_lies_fetched_is_extended_too(escrow, eager):
     put(escrow, "a", "b", "c")
-    with consuming(escrow, visibility_s=0.3) as consumer:
+    with consuming(escrow) as consumer:
         consumer.take(60)
         escrow.until(lambda: any(len(call["receipts"]) == 3 for call in escrow.calls_to("/v1/topics/paid/visibility")))
 
 
-def test_extension_ends(escrow):
+def test_extension_ends(escrow, eager):
     put(escrow, "a")
-    with consuming(escrow, visibility_s=0.2, extend_for_s=0.25) as consumer:
-        consumer.take(60)
+    with consuming(escrow, extend_for_s=0.05) as consumer:
+        message = consumer.take(60)
+        eventually(lambda: time.monotonic() - message.got_at > 0.05 and not message.extending)
+        escrow.advance(31)
         again = consumer.take(60)  # nobody asked for more time, so it was delivered again
         assert (again.text, again.attempt) == ("a", 2)
 
 
-def test_a_lost_message_is_known_as_lost(escrow, caplog):
+def test_a_lost_message_is_known_as_lost(escrow, eager, caplog):
     put(escrow, "a")
-    with consuming(escrow, visibility_s=0.3) as consumer:
+    with consuming(escrow) as consumer:
         message = consumer.take(60)
-        escrow.advance(10)
+        escrow.advance(31)
         again = consumer.take(60)
-        escrow.until(lambda: message.state is Held.LOST or escrow.advance(0))
+        eventually(lambda: message.state is Held.LOST)
         assert message.ack().result(60) is False
         assert again.ack().result(60) is True
     assert "its time ran out" in caplog.text
@@ -151,7 +181,7 @@ def test_several_topics_and_tags(escrow):
     put(escrow, "a", topic="paid", tags="x")
     put(escrow, "b", topic="shipped", tags="y")
     put(escrow, "c", topic="shipped", tags="z")
-    with consuming(escrow, ["paid", "shipped"], tags="x||y", idle_s=0.05) as consumer:
+    with closed_after(escrow, consuming(escrow, ["paid", "shipped"], tags="x||y"), 2) as consumer:
         assert {(message.topic, message.text) for message in consumer} == {("paid", "a"), ("shipped", "b")}
 
 
@@ -242,7 +272,7 @@ def test_close_gives_back_what_was_fetched(escrow):
     put(escrow, "a", "b", "c")
     with consuming(escrow) as consumer:
         assert consumer.take(60).ack().result(60)
-    with consuming(escrow, idle_s=0.05) as other:
+    with closed_after(escrow, consuming(escrow), 3) as other:
         assert [(message.text, message.attempt) for message in other] == [("b", 2), ("c", 2)]
 
 
@@ -265,7 +295,7 @@ def test_many_threads_share_a_consumer(escrow):
             with lock:
                 seen.append(message.text)
 
-    with consuming(escrow, prefetch=8, idle_s=0.2) as consumer, ThreadPoolExecutor(8) as pool:
+    with closed_after(escrow, consuming(escrow, prefetch=8), 200) as consumer, ThreadPoolExecutor(8) as pool:
         for done in [pool.submit(work, consumer) for _ in range(8)]:
             done.result()
     assert sorted(seen) == sorted(texts)

@@ -26,7 +26,7 @@ from escrow import (
     Unreachable,
     Verdict,
 )
-from tests.support.fake_escrow import FakeEscrow, Problem
+from tests.support.fake_escrow import FakeEscrow, Problem, eventually
 
 PAID = Message("paid", "order 1")
 
@@ -258,8 +258,7 @@ def test_callers_share_requests(escrow, producer):
         first = pool.submit(producer.send_half, PAID)
         hold.until(1)
         rest = [pool.submit(producer.send_half, Message("paid", f"order {number}")) for number in range(63)]
-        waiting = producer._engine._halves
-        escrow.until(lambda: sum(map(len, waiting._waiting.values())) == 63 or escrow.advance(0))
+        eventually(lambda: sum(map(len, producer._engine._halves._waiting.values())) == 63)
         hold.release()
         ids = {future.result().id for future in [first, *rest]}
     assert len(ids) == 64
@@ -390,14 +389,15 @@ def test_close_answers_the_checks_in_hand(escrow):
 
 
 def test_close_does_not_wait_for_ever(escrow):
-    gate = threading.Event()
+    begun, gate = threading.Event(), threading.Event()
 
     def on_check(check):
+        begun.set()
         gate.wait(60)
 
     producer = Producer(escrow.url, "orders", on_check=on_check)
     half_in_doubt(escrow, producer)
-    escrow.until(lambda: sum(half.attempts for half in escrow.halves.values()))
+    assert begun.wait(60)
     assert producer.close(timeout_s=0.01) is False
     gate.set()
     for thread in [thread for thread in threading.enumerate() if thread.name.startswith("escrow-")]:
