@@ -54,7 +54,7 @@ class CoreWorld(JobWorld):
     def send(self, text: str = "hello", group: str = "g", topic: str = "t", **rest: Any) -> str:
         """One half as it comes over the wire; its id."""
         item = {"group": group, "topic": topic, "text": text, **rest}
-        (id,) = self.run(self.core.prepare(wire.items({"messages": [item]}, "messages", wire.message)))
+        (id,) = self.run(self.core.prepare(wire.messages(wire.convert({"messages": [item]}, wire.MessagesIn).messages)))
         return str(id)
 
     def tell(self, id: str, outcome: str, group: str = "g", **rest: Any) -> EndAnswer:
