@@ -34,7 +34,7 @@ ifneq ($(HAVE),$(WANT))
 STALE := stale
 endif
 
-.PHONY: help run test lint format bench $(BENCHES) crash chaos soak lock clean venv stale
+.PHONY: help run test lint format bench $(BENCHES) tools crash chaos soak lock clean venv stale
 
 help: ## list the tasks (this)
 	@echo "Escrow. Two commands matter: make run, make test. All of them:"
@@ -46,8 +46,11 @@ help: ## list the tasks (this)
 run: venv ## start the whole service in the foreground (RUN="--data DIR --set KEY=VALUE" for more)
 	@exec $(BIN)/escrow run $(RUN)
 
-test: lint ## lint, then all tests
+test: lint tools ## lint, then all tests
 	$(BIN)/python -m pytest $(PYTEST)
+
+tools: ## install what tests and benchmarks need besides Python (Debian packages), where we may
+	@sh scripts/test_tools.sh
 
 lint: venv ## ruff (rules and format), mypy, import directions
 	$(BIN)/ruff check .

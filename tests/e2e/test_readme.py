@@ -14,6 +14,7 @@ from pathlib import Path
 from store.dump import dump
 from store.verify import verify
 from tests.support.readme import example
+from tests.support.tools import require_tool
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 240.0
@@ -43,6 +44,7 @@ def processes_of(data):
 
 def by_hand(port):
     """The three lines of curl; what the last one prints, in clear."""
+    require_tool("curl")
     first, second, third = example("curl", "sh").replace("7480", str(port)).splitlines()
 
     def run(line):
