@@ -23,7 +23,7 @@ RUN ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --retries 8
-BENCHES := bench-store bench-streaming
+BENCHES := bench-store bench-streaming bench-ingest
 
 # The environment is rebuilt, whatever its age, when its interpreter has gone, when the checkout has moved, and when PYTHON
 # was named and is of another version.
@@ -69,6 +69,9 @@ bench-store: venv ## benchmarks of the store
 
 bench-streaming: venv ## benchmarks of the streaming job, with real Spark (about 6 minutes)
 	$(BIN)/python -m benchmarks.streaming
+
+bench-ingest: venv tools ## benchmarks of the endpoint, the SDK and what consumers see (about 5 minutes)
+	$(BIN)/python -m benchmarks.ingest
 
 crash: venv ## the long crash campaign: 5000 kills
 	$(BIN)/python -m pytest tests/faults --kills=5000 --timeout=0 $(PYTEST)
