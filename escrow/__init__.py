@@ -1,13 +1,99 @@
-"""Escrow's public face.
+"""Escrow's public face: ``import escrow`` is the producer and consumer SDK. It needs nothing but Python.
 
-``import escrow`` is the producer and consumer SDK: small, and without any dependency beyond Python. It imports none of
-the rooms (``store``, ``checker``, ``sinks``, ``streaming``, ``ingest``): what those need comes with the extra
-``escrow[server]``. The SDK is planned; today this package holds the version and the command line (``escrow.cli``).
+    Producer, Consumer             for threads
+    AsyncProducer, AsyncConsumer   for asyncio
+    Message, Outcome, …            what goes in and comes out
+    Barrier                        tells check-backs whether a local transaction committed
+    Api                            the HTTP API, one method a call
+
+docs/producers.md and docs/consumers.md teach them. The SDK imports none of the rooms (``store``, ``checker``, ``sinks``,
+``streaming``, ``ingest``): what those need comes with the extra ``escrow[server]``. The command line is ``escrow.cli``.
 """
 
 from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ["__version__"]
+from escrow.aio import AsyncConsumer, AsyncProducer, AsyncTransaction
+from escrow.api import Api
+from escrow.barrier import Barrier
+from escrow.consumer import Consumer
+from escrow.errors import (
+    AlreadyAnswered,
+    BadAnswer,
+    BarrierError,
+    Closed,
+    EndConflict,
+    EndRefused,
+    EscrowError,
+    InvalidRequest,
+    KeyTaken,
+    NotAllowed,
+    NotEnded,
+    NotFound,
+    NotInTransaction,
+    Overloaded,
+    Refused,
+    Unavailable,
+    Unreachable,
+)
+from escrow.intake import Delivery, Pending
+from escrow.messages import (
+    Check,
+    DeadLetter,
+    Delivered,
+    End,
+    EndAnswer,
+    Half,
+    Message,
+    Outcome,
+    Position,
+    TransactionResult,
+    Verdict,
+)
+from escrow.producer import Producer, Transaction
+from escrow.transport import tls_context
+
+__all__ = [
+    "AlreadyAnswered",
+    "Api",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "AsyncTransaction",
+    "BadAnswer",
+    "Barrier",
+    "BarrierError",
+    "Check",
+    "Closed",
+    "Consumer",
+    "DeadLetter",
+    "Delivered",
+    "Delivery",
+    "End",
+    "EndAnswer",
+    "EndConflict",
+    "EndRefused",
+    "EscrowError",
+    "Half",
+    "InvalidRequest",
+    "KeyTaken",
+    "Message",
+    "NotAllowed",
+    "NotEnded",
+    "NotFound",
+    "NotInTransaction",
+    "Outcome",
+    "Overloaded",
+    "Pending",
+    "Position",
+    "Producer",
+    "Refused",
+    "Transaction",
+    "TransactionResult",
+    "Unavailable",
+    "Unreachable",
+    "Verdict",
+    "__version__",
+    "tls_context",
+]
 
 try:
     __version__ = version("escrow")

@@ -10,12 +10,18 @@ import sys
 
 from escrow.processes import die_with_parent
 
+USELESS = 2
+
 
 def main() -> None:
     parent, module = int(sys.argv[1]), sys.argv[2]
     die_with_parent(parent)
     sys.argv = [module, *sys.argv[3:]]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except ImportError as error:  # an installation that lacks something: starting again is of no use
+        print(f"escrow: {error}", file=sys.stderr)
+        sys.exit(USELESS)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ Every key is declared once, as a field of `Settings`: its name in the file, its 
 its sentence. Everything else follows from that: the variable (`transactionTimeOut` → `ESCROW_TRANSACTION_TIME_OUT`), the
 flag (`--set transactionTimeOut=6s`), `conf/escrow.toml` (which is `template()`), the errors and `escrow config show`.
 
-Names are RocketMQ's where it has one. A bare integer has RocketMQ's unit: milliseconds, and hours for fileReservedTime.
+Names are RocketMQ's where it has one. A bare integer has RocketMQ's unit: milliseconds, and hours for fileReservedTime. Where
+milliseconds are rounded up to whole seconds, a bare integer below 1,000 is legal, and `warnings` asks whether seconds were meant.
 
 Here are plain values only, no room is imported: `policy_values()` is for `checker.policy.Policy.from_ms`,
 `geometry_values()` for `store.directory.Geometry`.
@@ -65,6 +66,9 @@ _KNOWN_ELSEWHERE: Final = {
     "checkTransactionMessageTimerInterval": "transactionCheckInterval",
     "tranStateTableMappedFileSize": "tranStateTableMapedFileSize",
     "tranRedoLogMappedFileSize": "tranRedoLogMapedFileSize",
+    "maxReconsumeTimes": "maxDeliveries",
+    "invisibleTime": "visibilityTime",
+    "pullBatchSize": "messagesPerPollMax",
     "checkImmunityTime": "CHECK_IMMUNITY_TIME_IN_SECONDS, a property of each message",
 }
 
@@ -105,7 +109,7 @@ class Key:
     most: int | None = None
     multiple: int = 1
     choices: tuple[str, ...] = ()
-    sub_second: bool = True  # duration: False = a bare integer below 1,000 ms is taken for a mistaken unit
+    sub_second: bool = True  # duration: False = counted in whole seconds; a bare integer below 1,000 ms gets a warning
     secret: bool = False
     remedy: str = ""
     field: str = ""
@@ -206,14 +210,18 @@ def _amount(key: Key, raw: object, units: Mapping[str, int], bare: int) -> int:
 
 
 def _parse_duration(key: Key, raw: object) -> int:
-    value = _amount(key, raw, DURATION_MS, key.unit_ms)
+    return _amount(key, raw, DURATION_MS, key.unit_ms)
+
+
+def _warning(key: Key, raw: object, value: int) -> str:
+    """A value that is legal and probably not what was meant; "" if it is not."""
     bare = isinstance(raw, int) or str(raw).strip().replace("_", "").isdigit()
-    if bare and not key.sub_second and 0 < value < 1_000:
-        raise _Wrong(
-            f'{_said(raw)} is {value} milliseconds (a bare integer has RocketMQ\'s unit): write "{value}s" if seconds were meant, '
-            f'"{value}ms" if not'
-        )
-    return value
+    if key.kind != "duration" or key.sub_second or not bare or not 0 < value < 1_000:
+        return ""
+    return (
+        f'{_said(raw)} is {value} milliseconds (a bare integer has RocketMQ\'s unit) and counts as 1s: write "{value}s" if seconds '
+        f'were meant, "{value}ms" if not'
+    )
 
 
 def _parse_size(key: Key, raw: object) -> int:
@@ -284,7 +292,7 @@ class Settings:
 
     _begin("Transactions. RocketMQ's names and units.")
     transaction_timeout_ms: int = _key(
-        "transactionTimeOut", "duration", '"6s"', "A half is checked once its age exceeds this.",
+        "transactionTimeOut", "duration", '"6s"', "A half is checked once its age exceeds this; whole seconds, rounded up.",
         least=0, most=365 * _DAY_MS, sub_second=False,
     )  # fmt: skip
     check_count_max: int = _key(
@@ -383,7 +391,7 @@ class Settings:
     )
     max_connections: int = _key("maxConnections", "count", "4096", "Open connections to the edge.", least=1, most=1 << 20)
     poll_wait_max_ms: int = _key(
-        "pollWaitMax", "duration", '"30s"', "The longest that a poll for checks may wait.", least=0, most=600_000
+        "pollWaitMax", "duration", '"30s"', "The longest that a poll for checks or messages may wait.", least=0, most=600_000
     )
     checks_per_poll_max: int = _key("checksPerPollMax", "count", "256", "The most requests in one answer.", least=1, most=4096)
     dedup_window_ms: int = _key(
@@ -435,6 +443,27 @@ class Settings:
     tls_min_version: str = _key(
         "tlsMinVersion", "choice", '"1.2"', "The oldest version of TLS that is spoken.", choices=("1.2", "1.3"),
         remedy="older versions are broken and not spoken",
+    )  # fmt: skip
+
+    _begin("Consumers.")
+    max_deliveries: int = _key(
+        "maxDeliveries", "count", "16", "Hand-outs of a message to a consumer group before it becomes a dead letter.",
+        least=1, most=65_535,
+    )  # fmt: skip
+    visibility_ms: int = _key(
+        "visibilityTime", "duration", '"30s"', "A message that is not acknowledged within this time is handed out again.",
+        least=1, most=_DAY_MS, sub_second=False,
+    )  # fmt: skip
+    visibility_max_ms: int = _key(
+        "maxVisibilityTime", "duration", '"12h"', "The longest time that a consumer may ask for.", least=1, most=30 * _DAY_MS
+    )
+    messages_per_poll_max: int = _key(
+        "messagesPerPollMax", "count", "1024", "The most messages in one answer.", least=1, most=65_535
+    )
+    look_ahead: int = _key(
+        "lookAheadWindow", "count", "4096",
+        "How far a consumer group may be ahead of its oldest message that is not done, in each queue.",
+        least=64, most=1 << 20,
     )  # fmt: skip
 
     _begin("The streaming job.")
@@ -489,6 +518,8 @@ class Settings:
     file: Path | None = field(default=None, compare=False)
     origins: Mapping[str, Origin] = field(default_factory=dict, compare=False)
     flags: tuple[str, ...] = field(default=(), compare=False)
+    #: Sentences about values that are legal and probably not meant; for whoever speaks to the operator.
+    warnings: tuple[str, ...] = field(default=(), compare=False)
 
     # --- places ---
     @property
@@ -593,7 +624,7 @@ def load(file: Path | None = None, flags: Iterable[str] = (), environ: Mapping[s
     found: dict[str, tuple[object, Origin]] = {}
     for source in (_from_file(path, problems), _from_environment(environ, problems), _from_flags(flags, problems)):
         found.update(source)
-    values, origins = _parse_all(found, problems)
+    values, origins, warnings = _parse_all(found, problems)
     if not problems:
         problems += _check_together(values, origins)
     if problems:
@@ -602,7 +633,7 @@ def load(file: Path | None = None, flags: Iterable[str] = (), environ: Mapping[s
     for name in (key.field for key in KEYS.values() if key.kind == "path"):
         if values.get(name):
             values[name] = str(Path(values[name]).absolute())
-    return Settings(**values, file=path.absolute() if path else None, origins=origins, flags=flags)
+    return Settings(**values, file=path.absolute() if path else None, origins=origins, flags=flags, warnings=tuple(warnings))
 
 
 def _choose_file(file: Path | None, environ: Mapping[str, str]) -> Path | None:
@@ -680,17 +711,23 @@ def _unknown(name: str) -> str:
     return f"{name}: no such key: {hint}"
 
 
-def _parse_all(found: Mapping[str, tuple[object, Origin]], problems: list[str]) -> tuple[dict[str, Any], dict[str, Origin]]:
+def _parse_all(
+    found: Mapping[str, tuple[object, Origin]], problems: list[str]
+) -> tuple[dict[str, Any], dict[str, Origin], list[str]]:
+    """(values by field, origins by name, warnings)"""
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
+    warnings: list[str] = []
     for name, (raw, origin) in found.items():
         key = KEYS[name]
         try:
             values[key.field] = parse(key, raw)
+            if warning := _warning(key, raw, values[key.field]):
+                warnings.append(f"{origin}: {name}: {warning}")
         except _Wrong as error:
             problems.append(f"{origin}: {name}: {'its value cannot be used' if key.secret else error}")
         origins[name] = origin
-    return values, origins
+    return values, origins, warnings
 
 
 def _check_together(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> list[str]:

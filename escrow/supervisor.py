@@ -2,12 +2,14 @@
 
     start    1 what the machine lacks is said first · 2 the edge, until it accepts · 3 the job, until it is warm · 4 ready
     a death  what the part left behind is killed, then it is started again: after restartBackoff, doubled with each quick death
-             up to restartBackoffMax; after restartDeathsMax quick deaths in a row the whole service stops, and says why
+             up to restartBackoffMax; after restartDeathsMax quick deaths in a row the whole service stops, and says why. That
+             holds for the first start too: a JVM that was killed while it came up is no reason to give up
     stop     SIGTERM, SIGINT or SIGHUP: the job first, which drains, then the edge; what is left by stopTimeout is killed. A
              second signal kills at once
 
 A part is a module that prints one JSON line {"ready": true, …} on stdout when it serves, and why it cannot on stderr. Exit code
-2 says that starting it again is of no use. Its output goes to a rotating log; the terminal only sees what an operator needs.
+2 says that starting it again is of no use before somebody has changed something: the service stops at once. Its output goes to
+a rotating log; the terminal only sees what an operator needs.
 
 Nothing survives the supervisor: parts die with it (`escrow.part`), and the guard kills what they had started (`escrow.guard`).
 `supervisor.json` in the data directory tells other programs what runs where; it goes when the service stops.
@@ -214,13 +216,14 @@ class Supervisor:
                 return
             reason = _why(part)
             code = part.process.returncode if part.process is not None else 0
-            if code == USELESS_EXIT or (not part.was_ready and code is not None and code > 0):
+            if code == USELESS_EXIT:
                 raise GiveUp(f"the {part.spec.name} cannot start: {reason}")
             quick = ready_s < self.settings.restart_quick_ms / 1000
             part.quick_deaths = part.quick_deaths + 1 if quick else 0
             if part.quick_deaths >= self.settings.restart_deaths_max:
                 times, log = part.quick_deaths, part.log.baseFilename
-                raise GiveUp(f"the {part.spec.name} died {times} times in a row, giving up: {reason}; see {log}")
+                happened = "died" if part.was_ready else "did not come up"
+                raise GiveUp(f"the {part.spec.name} {happened} {times} times in a row, giving up: {reason}; see {log}")
             await self._back_off(part, reason)
 
     async def _back_off(self, part: Part, reason: str) -> None:
@@ -271,6 +274,7 @@ class Supervisor:
         )  # fmt: skip
         self._tell_guard(f"+{part.pid}")
         part.log.line("supervisor", f"started {part.spec.module} as process {part.pid}")
+        self._write_state()
         return part.process
 
     async def _bury(self, part: Part) -> None:

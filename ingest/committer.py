@@ -96,7 +96,7 @@ class Committer:
         self._messages: deque[_Work] = deque()
         self._halves: deque[_Work] = deque()
         self._ends_waiting = self.queued_bytes = 0
-        self._closing = False
+        self._closing = self._idle = False
         self.counters = Counters()
         #: Set when the store has failed for good: the process must be started again.
         self.failed: asyncio.Future[str] = self._loop.create_future()
@@ -149,8 +149,9 @@ class Committer:
         if self.failed.done():
             raise EdgeFailed(f"the store failed: {self.failed.result()}")
         queue.append(work)
-        with self._changed:
-            self._changed.notify()
+        if self._idle:  # otherwise it looks at the queues by itself before it sleeps
+            with self._changed:
+                self._changed.notify()
         return work.future
 
     async def close(self) -> None:
@@ -171,11 +172,16 @@ class Committer:
 
     def _wait_for_work(self) -> bool:
         """False: nothing is left and nothing will come."""
+        if self._ends or self._calls or self._messages or self._halves:
+            return True
         with self._changed:
+            # First the flag, then the look: whoever puts work in does the opposite, so that one of the two sees the other.
+            self._idle = True
             while not (self._ends or self._calls or self._messages or self._halves):
                 if self._closing:
                     return False
                 self._changed.wait()
+            self._idle = False
         return True
 
     def _one_cycle(self) -> None:

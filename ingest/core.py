@@ -5,6 +5,7 @@
     ids = await edge.prepare(messages)
     answers = await edge.end(ends)
     async with edge.poll_checks(group, member) as handover: …write it; leaving without an exception counts it as handed over
+    messages = await edge.consumption.poll(topic, group, consumer)
     await edge.close()
 
 Everything is asyncio and nothing here waits for the disk: the committer's thread does. This room and `streaming` are the only
@@ -28,6 +29,8 @@ from escrow.settings import Settings
 from ingest import groups
 from ingest.checks import CheckDelivery, CheckRequest, Handover
 from ingest.committer import Committer
+from ingest.consumption import Consumption
+from ingest.deliveries import Delivery
 from ingest.errors import BadId, Closing, InvalidRequest, Standby, TooLarge, TransactionsRejected
 from ingest.followers import Followers
 from ingest.history import Histories, Transaction
@@ -122,12 +125,14 @@ class Edge:
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
         self._waker: Waker | None = None
+        self._consumption: Consumption | None = None
         #: What was put on the edge (`ingest.plugged.make_edge`); opened after it, closed before it.
         self.parts: list[Part] = []
 
     # --- opening and closing -------------------------------------------------------------------------------------------------
     async def open(self, progress: Progress = no_progress) -> None:
-        """1 open the store, which recovers it · 2 the keys · 3 the committer · 4 the followers of the job's queues · 5 parts."""
+        """1 open the store, which recovers it · 2 the keys · 3 the committer · 4 who follows the job's queues · 5 consumption ·
+        6 parts."""
         loop = asyncio.get_running_loop()
         self.groups = groups.watch(self.settings)  # before anything is touched: it may be unusable
         self.store = await loop.run_in_executor(None, self._open_store, progress)  # 1
@@ -139,7 +144,7 @@ class Edge:
             self.store.close()
             raise
         try:
-            for part in self.parts:  # 5
+            for part in self.parts:  # 6
                 await part.open()
         except BaseException:
             await self.close()
@@ -178,6 +183,9 @@ class Edge:
             refresh_s=settings.presence_ttl_ms / 3000,
         )
         self.quotas = Quotas(settings, self.groups, self.store, self._now_ms)
+        self._consumption = Consumption(
+            self.store, self._committer, cursors, settings, self._now_ms, refuse=self._refuse_if_standby
+        )  # 5
         self._woken = asyncio.Event()
         self._sleeper = Sleeper(root / EDGE_WAKE)
         asyncio.get_running_loop().add_reader(self._sleeper.fileno(), self._wake)
@@ -196,6 +204,12 @@ class Edge:
             self._committer.fail(f"{type(error).__name__}: {error}" if not isinstance(error, StoreError) else str(error))
 
     @property
+    def consumption(self) -> Consumption:
+        """Consumers' side of the edge; there once the edge is open."""
+        assert self._consumption is not None
+        return self._consumption
+
+    @property
     def failed(self) -> asyncio.Future[str]:
         """Done, with the reason, when the store has failed: the process must end, and be started again to recover."""
         return self._committer.failed
@@ -206,6 +220,7 @@ class Edge:
             part.stop()
         self._closing = True
         self._checks.stop()
+        self.consumption.stop()
 
     async def close(self) -> None:
         """Finish what was accepted, flush, note a clean exit."""
@@ -219,6 +234,7 @@ class Edge:
         asyncio.get_running_loop().remove_reader(self._sleeper.fileno())
         self._sleeper.close()
         await self._committer.close()
+        await self.consumption.close()
         self._checks.close()
         self._histories.close()
         self._presence.close()
@@ -356,6 +372,11 @@ class Edge:
             group, member, max_requests, self.settings.max_request_bytes // 2, wait_s, passing_over=passing_over
         )
 
+    def transaction_id_of(self, delivery: Delivery) -> str | None:
+        """Of a message that a transaction released; None for an ordinary one."""
+        half_offset = delivery.half_offset
+        return self._sealer.seal(half_offset, delivery.frame.fields["group_no"]) if half_offset >= 0 else None
+
     def half_offset_of(self, id: str) -> int:
         """Of an id that `prepare` has just answered."""
         return self._sealer.half_offset_of(id)
@@ -399,6 +420,7 @@ class Edge:
             "reopened": self._followers.reopened,
             "checks": self._checks.figures(),
             "quotas": self.quotas.figures(),
+            "consumption": self.consumption.figures(),
             **{part.name: part.figures() for part in self.parts},
             "healthy": not self.trouble and not self.failed.done(),
         }
@@ -435,6 +457,8 @@ class Edge:
         """In the committer's thread: something new is durable, the job may read it."""
         if self._waker is not None:
             self._waker.wake()
+        if self._consumption is not None:
+            self._consumption.published()
 
     def _wake(self) -> None:
         self._sleeper.wait(0)
@@ -449,6 +473,7 @@ class Edge:
                     await self._woken.wait()
             self._woken.clear()
             try:
+                self.consumption.look()
                 self._checks.look()
                 topics = self._checks.topics()
                 if topics is not None and not self.settings.standby and self._followers.news(topics):
@@ -475,6 +500,7 @@ class Edge:
         removed: dict[str, int] = await self._committer.call(self.store.retain)
         if any(removed.values()):
             self._checks.refresh()
+        self.consumption.let_go()
         return removed
 
 

@@ -29,6 +29,7 @@ def edge_figures(edge: Edge, door: Door, app: App) -> Iterator[Figure]:
     yield _one("escrow_flushes", "counter", "Flushes of the commit log; many requests share one", status["flushes"])
     yield _one("escrow_queued_bytes", "gauge", "Bytes that wait for a flush", status["queued_bytes"])
     yield _one("escrow_refused_for_load", "counter", "Requests refused because too much waited", status["refused_for_load"])
+    yield from _consumers(status["consumption"])
     yield _one("escrow_connections", "gauge", "Open connections", door.connections)
     yield _one("escrow_connections_refused", "counter", "Connections refused or ended for their manners", door.refused)
     yield _one("escrow_connections_stalled", "gauge", "Connections whose client does not take its answer", len(door.stalled))
@@ -39,6 +40,16 @@ def edge_figures(edge: Edge, door: Door, app: App) -> Iterator[Figure]:
     yield _one(
         "escrow_edge_healthy", "gauge", "0 = something that the edge does beside requests fails; its log tells", status["healthy"]
     )
+
+
+def _consumers(found: dict[str, int]) -> Iterator[Figure]:
+    yield _one("escrow_consumer_polls", "counter", "Polls for messages", found["polls"])
+    yield _one("escrow_consumer_handed_out", "counter", "Messages handed to consumers", found["handed_out"])
+    yield _one("escrow_consumer_redelivered", "counter", "Messages handed out again", found["again"])
+    yield _one("escrow_consumer_done", "counter", "Messages acknowledged", found["done"])
+    yield _one("escrow_consumer_stale_receipts", "counter", "Acknowledgements that came too late", found["stale"])
+    yield _one("escrow_dead_letters", "counter", "Messages that became dead letters", found["dead"])
+    yield _one("escrow_dead_letters_replayed", "counter", "Dead letters given to their group again", found["replayed"])
 
 
 def _one(name: str, kind: str, text: str, value: float) -> Figure:

@@ -11,6 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from escrow.metrics import EdgeMetrics
 from ingest import openapi, wire
 from ingest.app import Exchange, Route
+from ingest.dead_letters import topic_of as dead_letter_topic
 
 _TAKES: Final = (400, 408, 413, 415, 429, 503)
 _ASKS: Final = (400, 429, 503)
@@ -61,6 +62,61 @@ async def get_transaction(exchange: Exchange) -> None:
     await exchange.answer(wire.transaction(id, found))
 
 
+# --- consumers --------------------------------------------------------------------------------------------------------------
+async def get_messages(exchange: Exchange) -> None:
+    """What could not be written goes to another consumer at once."""
+    asked, topic = exchange.query(wire.MessagesQuery), exchange.name("topic")
+    exchange.principal.require_consume(topic)
+    consumption = exchange.edge.consumption
+    async with exchange.attended():
+        found = await consumption.poll(
+            topic, asked.group, asked.consumer,
+            max_messages=asked.max, wait_s=asked.wait_s, visibility_s=asked.visibility_s, tags=asked.tags, start=asked.start,
+        )  # fmt: skip
+        try:
+            id_of = exchange.edge.transaction_id_of
+            await exchange.answer(wire.DeliveriesOut([wire.delivery(each, id_of(each)) for each in found]))
+        except BaseException:
+            consumption.put_back(found)
+            raise
+
+
+async def post_acks(exchange: Exchange) -> None:
+    given, topic = await exchange.body(wire.ReceiptsIn), exchange.name("topic")
+    exchange.principal.require_consume(topic)
+    answers = await exchange.edge.consumption.ack(topic, given.group, given.receipts)
+    await exchange.answer(wire.AcksOut([wire.AckOut(answer) for answer in answers]))  # type: ignore[arg-type]
+
+
+async def post_visibility(exchange: Exchange) -> None:
+    given, topic = await exchange.body(wire.VisibilityIn), exchange.name("topic")
+    exchange.principal.require_consume(topic)
+    consumption = exchange.edge.consumption
+    await exchange.answer(
+        wire.ReceiptsOut(await consumption.change_visibility(topic, given.group, given.receipts, given.visibility_s))
+    )
+
+
+async def post_seek(exchange: Exchange) -> None:
+    given, topic = await exchange.body(wire.SeekIn), exchange.name("topic")
+    exchange.principal.require_consume(topic)
+    found = await exchange.edge.consumption.seek(topic, given.group, given.to)
+    await exchange.answer(wire.SeekOut([wire.PlaceOut(*place) for place in sorted(found.items())]))
+
+
+async def get_dead_letters(exchange: Exchange) -> None:
+    asked, group = exchange.query(wire.LettersQuery), exchange.name("group")
+    exchange.principal.require_consume(dead_letter_topic(group))
+    found, following = await exchange.edge.consumption.dead_letters(group, after=asked.after, max_letters=asked.max)
+    await exchange.answer(wire.LettersOut([wire.letter(each) for each in found], following))
+
+
+async def post_replay(exchange: Exchange) -> None:
+    given, group = await exchange.body(wire.ReplayIn), exchange.name("group")
+    exchange.principal.require_consume(dead_letter_topic(group))
+    await exchange.answer(wire.ReplayOut(await exchange.edge.consumption.replay(group, given.ids)))
+
+
 # --- operators --------------------------------------------------------------------------------------------------------------
 async def post_resume(exchange: Exchange) -> None:
     given = await exchange.body(wire.ResumeIn)
@@ -81,6 +137,7 @@ async def get_readyz(exchange: Exchange) -> None:
 
 
 PRODUCER: Final = "producer"
+CONSUMER: Final = "consumer"
 _ROUTES: Final = (
     Route("POST", "/v1/halves", post_halves, "Store halves, all or none", PRODUCER, wire.HalvesOut, wire.MessagesIn,
           problems=(*_TAKES, 403, 409)),
@@ -92,6 +149,18 @@ _ROUTES: Final = (
           query=wire.ChecksQuery, problems=_ASKS),
     Route("GET", "/v1/transactions/{id}", get_transaction, "State and history of one transaction", PRODUCER, wire.TransactionOut,
           problems=(404, 503)),
+    Route("GET", "/v1/topics/{topic}/messages", get_messages, "Long poll for messages", CONSUMER, wire.DeliveriesOut,
+          query=wire.MessagesQuery, problems=_ASKS),
+    Route("POST", "/v1/topics/{topic}/acks", post_acks, "Messages are done", CONSUMER, wire.AcksOut, wire.ReceiptsIn,
+          problems=_TAKES, share="ends"),
+    Route("POST", "/v1/topics/{topic}/visibility", post_visibility, "More time for messages in hand; 0 gives them back", CONSUMER,
+          wire.ReceiptsOut, wire.VisibilityIn, problems=_TAKES, share="ends"),
+    Route("POST", "/v1/topics/{topic}/seek", post_seek, "Put a consumer group elsewhere", CONSUMER, wire.SeekOut, wire.SeekIn,
+          problems=_TAKES, share="ends"),
+    Route("GET", "/v1/groups/{group}/dead-letters", get_dead_letters, "Messages that were delivered too often", CONSUMER,
+          wire.LettersOut, query=wire.LettersQuery, problems=_ASKS),
+    Route("POST", "/v1/groups/{group}/dead-letters/replay", post_replay, "Deliver dead letters to the group again", CONSUMER,
+          wire.ReplayOut, wire.ReplayIn, problems=(*_TAKES, 404)),
     Route("POST", "/v1/operator/resume", post_resume, "Give discarded halves a new life", "operator", wire.EndsOut, wire.ResumeIn,
           problems=_TAKES, share="ends"),
     Route("GET", "/v1/status", get_status, "What the edge sees", "operator", wire.StatusOut),

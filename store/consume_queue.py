@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from store.columns import distinct
 from store.records import ENTRY
 from store.segments import SegmentedFile
 
@@ -68,6 +69,16 @@ class ConsumeQueue:
             return np.empty(0, ENTRY)
         size = ENTRY.itemsize
         return np.frombuffer(self.file.view(first * size, (stop - first) * size), ENTRY)
+
+    def gather(self, numbers: np.ndarray[Any, Any]) -> Entries:
+        """Entries at any numbers, one look-up for each file."""
+        found, per_file = np.empty(len(numbers), ENTRY), self.file.segment_bytes // ENTRY.itemsize
+        files = numbers // per_file
+        for file_no in distinct(files):
+            chosen = np.flatnonzero(files == file_no)
+            content = np.frombuffer(self.file.segment(file_no * self.file.segment_bytes).buffer, ENTRY)
+            found[chosen] = content[numbers[chosen] - file_no * per_file]
+        return found
 
     def entry(self, number: int) -> tuple[int, int, int]:
         """(commit_log_offset, size_bytes, tags_code) of one entry: far cheaper than a `read` of one."""

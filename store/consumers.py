@@ -1,8 +1,7 @@
 """Consumers: how far each consumer group has read, and what it has in hand. A journal (`journal.py`) of 32-byte payloads.
 
-      0  u8   kind           OFFSET 1: every entry before queue_offset is done · RECEIPT 2: the entry was handed out · DONE 3:
-      acknowledged
-                             out of order
+      0  u8   kind           OFFSET 1: every entry before queue_offset is done · RECEIPT 2: the entry was handed out ·
+                             DONE 3: acknowledged out of order · SEEK 4: the group was put here, whatever it had done before
       1  u8   reserved       0
       2  u16  attempts       RECEIPT: how often it was handed out so far
       4  i32  group_no       the consumer group's number in the dictionary
@@ -10,9 +9,10 @@
      16  i64  queue_offset
      24  i64  visible_at_ms  RECEIPT: when the entry may be handed out again
 
-The last record about an entry counts; an OFFSET ends all records before it. Writer: the edge. Truth: rebuilt from nothing.
-When the journal
-holds far more records than are in force, it is written anew with these.
+The last record about an entry counts; an OFFSET ends all records about entries before it, a SEEK all records about its queue.
+Writer: the edge. Truth: rebuilt from nothing. RECEIPTs are written without a flush (they survive the process, and the next flush
+makes them durable); OFFSET, DONE and SEEK are durable before anybody is told. When the journal holds far more records than are in
+force, it is written anew with these.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class ConsumerKind(IntEnum):
     OFFSET = 1
     RECEIPT = 2
     DONE = 3
+    SEEK = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,15 @@ class Progress:
     offset: int = 0
     ahead: dict[int, ConsumerRecord] = field(default_factory=dict)
 
+    def pass_to(self, queue_offset: int) -> None:
+        """All before `queue_offset` is done: what was noted about it goes."""
+        if 0 <= queue_offset - self.offset <= len(self.ahead):
+            for at in range(self.offset, queue_offset):
+                self.ahead.pop(at, None)
+        elif self.ahead:
+            self.ahead = {at: kept for at, kept in self.ahead.items() if at >= queue_offset}
+        self.offset = queue_offset
+
 
 class Consumers:
     """Progress of every group in every queue."""
@@ -75,20 +85,40 @@ class Consumers:
 
     def _learn(self, record: ConsumerRecord) -> None:
         self._written += 1
-        progress = self.progress.setdefault((record.group_no, record.queue_key), Progress())
+        progress = self.progress.get((record.group_no, record.queue_key))
+        if progress is None:
+            progress = self.progress[record.group_no, record.queue_key] = Progress()
         if record.kind == ConsumerKind.OFFSET:
-            progress.offset = record.queue_offset
-            progress.ahead = {at: kept for at, kept in progress.ahead.items() if at >= record.queue_offset}
+            progress.pass_to(record.queue_offset)
+        elif record.kind == ConsumerKind.SEEK:
+            progress.offset, progress.ahead = record.queue_offset, {}
         else:
             progress.ahead[record.queue_offset] = record
 
     def append(self, records: Sequence[ConsumerRecord]) -> None:
         """Take note of records; durable on return."""
         self._journal.append([record.encode() for record in records])
+        self._learned(records)
+        if self.is_long():
+            self.compact()
+
+    def write(self, records: Sequence[ConsumerRecord]) -> None:
+        """Take note of records without a flush: they survive this process, and `flush` makes them durable."""
+        self._journal.write([record.encode() for record in records])
+        self._learned(records)
+
+    def _learned(self, records: Sequence[ConsumerRecord]) -> None:
         for record in records:
             self._learn(record)
-        if self._written >= COMPACT_FROM and self._written > 4 * len(self.in_force()):
-            self.compact()
+
+    def flush(self) -> None:
+        self._journal.flush()
+
+    def is_long(self) -> bool:
+        """Whether it holds far more records than are in force: time to `compact`."""
+        if self._written < COMPACT_FROM:
+            return False
+        return self._written > 4 * (len(self.progress) + sum(len(progress.ahead) for progress in self.progress.values()))
 
     def in_force(self) -> list[ConsumerRecord]:
         """The records that say all there is to say."""

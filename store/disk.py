@@ -4,7 +4,7 @@ Every durable step has a name, `<file kind>.<step>` ("commitlog.write", "redo.fl
 it to die before the step (`kill`), after it (`kill-after`), in the middle of a write (`torn`) or to fail as the operating
 system would
 (`EIO`, `ENOSPC`, …). Disarmed, a failpoint costs one comparison. `ESCROW_FAILPOINT="redo.flush=kill@3"` arms the third
-pass through that step in a child process.
+pass through that step in a child process, `=ENOSPC@0` every pass: a disk that stays full.
 
 Writes go through pwrite(2) into preallocated files rather than through the mapping: a full or failing disk is then an
 exception and not a SIGBUS. Reads go through the mapping; Linux keeps both coherent.
@@ -27,6 +27,7 @@ from store.errors import Corrupt, FlushFailed, StoreUnusable
 
 FAILPOINT_VARIABLE: Final = "ESCROW_FAILPOINT"
 TEMPORARY_SUFFIX: Final = ".new"
+EVERY_PASS: Final = 0
 
 _REMEDY: Final = {
     errno.ENOSPC: "the disk is full: free space there, or lower fileReservedTime, then start again",
@@ -63,15 +64,20 @@ class _Failpoints:
             self.passed[point] = self.passed.get(point, 0) + 1
         if self.point != point:
             return ""
+        if self.countdown == EVERY_PASS:
+            return self.action
         self.countdown -= 1
-        return self.action if self.countdown == 0 else ""
+        if self.countdown == 0:
+            self.point = None
+            return self.action
+        return ""
 
 
 _failpoints = _Failpoints()
 
 
 def arm(point: str | None, action: str = "kill", nth: int = 1) -> None:
-    """Arm the nth pass through a failpoint from now on; None disarms."""
+    """Arm the nth pass through a failpoint from now on, or EVERY_PASS; None disarms."""
     _failpoints.arm(point, action, nth)
 
 

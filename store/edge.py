@@ -265,6 +265,8 @@ class EdgeStore:
                 queue_id = crc32(key.encode()) % queues
         if message.dedup_key:
             encoded += frames.encode_properties({frames.DEDUP_KEY: message.dedup_key})
+        if message.own:
+            encoded += frames.encode_properties(message.own)
         # For now: the queue asked for, or 0x8000 + number of queues where `_spread` is to choose.
         place = 0x8000 + queues if queue_id is None else queue_id
         sys_flag = frames.SYS_FLAG_PREPARED if kind == FrameKind.HALF else 0
@@ -291,6 +293,16 @@ class EdgeStore:
             found = (group_no, topic_no, self.dictionary.queues[topic_no], frames.encode_properties(own))
             self._routes[group, topic] = found
         return found
+
+    def add_group(self, group: str) -> int:
+        """The number of a group, new or known; a new one is durable on return."""
+        with self._append_lock:
+            return self.dictionary.add_group(group)
+
+    def add_topic(self, topic: str, queues: int) -> int:
+        """The number of a topic, new or known; a new one is durable on return, with so many queues."""
+        with self._append_lock:
+            return self.dictionary.add_topic(topic, queues)
 
     @staticmethod
     def _spread(heads: np.ndarray[Any, Any]) -> None:

@@ -83,6 +83,7 @@ _COMMON: Final = [
     ("stored_at_ms", "<i8"),
 ]
 HEAD: Final = np.dtype(_COMMON)
+_HEAD_NAMES: Final = frozenset(HEAD.names or ())
 HEAD_STRUCT: Final = struct.Struct("<IIHBBHHqq")
 assert HEAD.itemsize == HEAD_STRUCT.size == 32
 
@@ -142,8 +143,23 @@ KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
 CHECK_IMMUNITY_TIME_IN_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 DEDUP_KEY: Final = "__DEDUP_KEY__"
+#: A replayed dead letter: only this consumer group gets it, the others pass over it.
+FOR_GROUP: Final = "__FOR_GROUP__"
+#: A dead letter: where the message came from, who sent it, and how often it was handed out.
+DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
+DLQ_ORIGIN_QUEUE: Final = "DLQ_ORIGIN_QUEUE"
+DLQ_ORIGIN_OFFSET: Final = "DLQ_ORIGIN_OFFSET"
+DLQ_ORIGIN_GROUP: Final = "DLQ_ORIGIN_GROUP"
+DLQ_ATTEMPTS: Final = "DLQ_ATTEMPTS"
+DLQ_PREFIX: Final = "%DLQ%"
 OWN_PROPERTIES: Final = frozenset(
     {
+        FOR_GROUP,
+        DLQ_ORIGIN_TOPIC,
+        DLQ_ORIGIN_QUEUE,
+        DLQ_ORIGIN_OFFSET,
+        DLQ_ORIGIN_GROUP,
+        DLQ_ATTEMPTS,
         TRAN_MSG,
         PGROUP,
         REAL_TOPIC,
@@ -154,7 +170,8 @@ OWN_PROPERTIES: Final = frozenset(
         "TRAN_PREPARED_QUEUE_OFFSET",
     }
 )
-DELAY_PROPERTIES: Final = frozenset({"DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"})
+#: How RocketMQ's clients say "later": by level, by time (5.x), and by time in the commercial edition.
+DELAY_PROPERTIES: Final = frozenset({"DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "__STARTDELIVERTIME"})
 _REFUSED_PROPERTIES: Final = OWN_PROPERTIES | DELAY_PROPERTIES
 
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -182,6 +199,8 @@ class Message:
     immunity_s: int = 0
     flag: int = 0
     dedup_key: str = ""
+    #: Properties that Escrow sets itself and that no producer may give: of dead letters and their replay.
+    own: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +265,7 @@ def encode_given_properties(properties: Mapping[str, str]) -> bytes:
     if not _REFUSED_PROPERTIES.isdisjoint(properties):
         name = next(name for name in properties if name in _REFUSED_PROPERTIES)
         if name in DELAY_PROPERTIES:
-            raise DelayedHalf(f"properties: {name}: a transactional message cannot be delayed; leave it out")
+            raise DelayedHalf(f"properties: {name}: a half cannot be delayed, nor can an ordinary message be; leave it out")
         raise IllegalProperty(f"properties: {name} is set by Escrow; leave it out")
     return encode_properties(properties)
 
@@ -368,13 +387,12 @@ def decode_frame(frame: memoryview, commit_log_offset: int, file: str = "commitl
     return Frame(commit_log_offset, size, kind, queue_offset, stored_at_ms, length, index, {})
 
 
-def _fields(dtype: np.dtype[Any], frame: memoryview) -> dict[str, Any]:
-    head = np.frombuffer(frame, dtype, 1)[0]
-    return {name: head[name].item() for name in dtype.names or ()}
+def _fields(dtype: np.dtype[Any], layout: struct.Struct, frame: memoryview) -> dict[str, Any]:
+    return dict(zip(dtype.names or (), layout.unpack_from(frame), strict=True))
 
 
 def _decode_message(frame: memoryview, commit_log_offset: int, kind: FrameKind) -> Frame:
-    fields = _fields(HALF_HEAD, frame)
+    fields = _fields(HALF_HEAD, HALF_STRUCT, frame)
     body_at = HALF_HEAD.itemsize
     properties_at = body_at + fields["body_bytes"]
     if properties_at + fields["properties_bytes"] != len(frame):
@@ -384,7 +402,7 @@ def _decode_message(frame: memoryview, commit_log_offset: int, kind: FrameKind) 
 
 
 def _decode_op(frame: memoryview, commit_log_offset: int) -> Frame:
-    fields = _fields(OP_HEAD, frame)
+    fields = _fields(OP_HEAD, OP_STRUCT, frame)
     asked_at = OP_HEAD.itemsize + fields["detail_bytes"]
     asked = tuple(np.frombuffer(frame[asked_at:], "<i8").tolist())
     try:
@@ -395,7 +413,7 @@ def _decode_op(frame: memoryview, commit_log_offset: int) -> Frame:
 
 
 def _frame(fields: dict[str, Any], commit_log_offset: int, kind: FrameKind, **rest: Any) -> Frame:
-    own = {name: value for name, value in fields.items() if name not in HEAD.names and isinstance(value, int)}  # type: ignore[operator]
+    own = {name: value for name, value in fields.items() if name not in _HEAD_NAMES and isinstance(value, int)}
     return Frame(
         commit_log_offset,
         fields["size_bytes"],

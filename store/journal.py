@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from store import disk
-from store.errors import Corrupt
+from store.errors import Corrupt, FlushFailed, StoreUnusable
 
 HEAD: Final = struct.Struct("<II")
 assert HEAD.size == 8
@@ -81,20 +81,39 @@ class Journal:
 
     def append(self, payloads: Sequence[bytes]) -> None:
         """Append records and make them durable."""
+        end = self._write(payloads)
+        disk.flush(self._fd, self.point, self.path)
+        self.end = end
+
+    def write(self, payloads: Sequence[bytes]) -> None:
+        """Append records without making them durable: they survive the process, not the machine, until the next `flush`."""
+        self.end = self._write(payloads)
+
+    def _write(self, payloads: Sequence[bytes]) -> int:
         data, end = bytearray(), self.end
         for payload in payloads:
             data += encode(payload, end + len(data))
         disk.write(self._fd, data, self.end, self.point, self.path)
+        return self.end + len(data)
+
+    def flush(self) -> None:
+        """Make all that was written durable."""
         disk.flush(self._fd, self.point, self.path)
-        self.end += len(data)
 
     def replace(self, payloads: Sequence[bytes]) -> None:
         """Write the journal anew with these records (compaction)."""
         data = bytearray()
         for payload in payloads:
             data += encode(payload, len(data))
-        disk.replace_file(self.path, bytes(data), self.point)
-        disk.close_file(self._fd)
+        try:
+            disk.replace_file(self.path, bytes(data), self.point)
+        except StoreUnusable as error:
+            # Still the old file under its name: nothing has happened. Otherwise what this descriptor leads to is nobody's.
+            if os.stat(self.path).st_ino == os.fstat(self._fd).st_ino:
+                raise
+            raise FlushFailed(f"{error}; reopen the store to find out what is durable") from error
+        # Closed once, whatever comes: a number closed twice may be somebody else's file by then.
+        self.close()
         self._fd, self.end = disk.open_file(self.path, True), len(data)
 
     def close(self) -> None:

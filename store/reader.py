@@ -87,6 +87,23 @@ class LogReader:
         asked = np.flatnonzero(good & (heads["kind"] == FrameKind.OP) & (heads["op_kind"] == OpKind.ASKED))
         return self._expand_asked(records, entries, asked) if len(asked) else records
 
+    def positions(self, first: int, stop: int) -> Ints:
+        """Topic positions that ops first … stop - 1 give to messages, in order. Heads only, no CRC: for searching."""
+        entries = self.op_queue.read(first, stop)
+        entries = entries[self._plausible(entries, OP_HEAD.itemsize)] if len(entries) else entries
+        if not len(entries):
+            return np.empty(0, np.int64)
+        heads = self._gather(entries["commit_log_offset"], OP_HEAD.itemsize).view(OP_HEAD)[:, 0]
+        found: Ints = np.where(heads["op_kind"] == OpKind.COMMIT, heads["position"], NO_POSITION)
+        messages = np.flatnonzero((heads["kind"] == FrameKind.MESSAGE) & (entries["size_bytes"] >= HALF_HEAD.itemsize))
+        found[heads["kind"] != FrameKind.OP] = NO_POSITION
+        if len(messages):
+            found[messages] = self._gather(entries["commit_log_offset"][messages], HALF_HEAD.itemsize).view(HALF_HEAD)[:, 0][
+                "position"
+            ]
+        given: Ints = found[(found >= 0) & (heads["magic"] == MAGIC)]
+        return given
+
     def _fill_messages(self, records: Array, entries: Array, at: Ints) -> None:
         heads = self._gather(entries["commit_log_offset"][at], HALF_HEAD.itemsize).view(HALF_HEAD)[:, 0]
         records["half_offset"][at], records["kind"][at], records["via"][at] = -1, OpKind.MESSAGE, 0
@@ -257,6 +274,12 @@ class TopicReader:
             entries = self.directory.geometry.topic_queue_entries_per_file
             self._queues[name] = ConsumeQueue(self._root / name, entries, "queue")
         return self._queues[name]
+
+    def let_go(self) -> None:
+        """Let go of files that retention has removed."""
+        for queue in self._queues.values():
+            queue.file.refresh()
+        self.table.file.refresh()
 
     def rows(self, half_offsets: Ints) -> Array:
         """Rows of halves, as they are now; state files that were made since are found."""

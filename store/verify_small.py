@@ -27,7 +27,7 @@ from store.verify_files import Findings, SegmentFiles, first_nonzero, list_direc
 from store.verify_job import JobSide
 
 _CURSORS: Final = ("check", "proposal", "quarantine")
-_CURSOR_SLOTS: Final = 7
+_CURSOR_SLOTS: Final = 8
 
 
 def check_small_files(directory: StoreDirectory, edge: EdgeSide, job: JobSide, findings: Findings, quick: bool) -> None:

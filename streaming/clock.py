@@ -3,20 +3,34 @@
 Stored times are wall times of this machine, so ages are differences of wall times. A wall clock may jump; a half must not be
 discarded because it did. So the job watches wall time against the time since boot. When they part by more than clockDriftMax
 (60 s), or when the wall clock stands before the last settled batch, discards stop and `clock.alert` is written into the data
-directory. It stays, over restarts too, until an operator has looked and removes it: from then on the new time counts.
+directory. It stays, over restarts too, until an operator has looked and removes it with `escrow clock confirm`: from then on the
+new time counts.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
+LOG: Final = logging.getLogger("escrow.clock")
 ALERT_FILE: Final = "clock.alert"
 DRIFT_MAX_MS: Final = 60_000
 #: Keeps counting while the machine sleeps, where the system has such a clock.
 _STEADY: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def read_alert(path: Path) -> dict[str, Any] | None:
+    """What the alert says; {} where somebody else wrote it; None where there is none."""
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 class Clock(Protocol):
@@ -58,6 +72,7 @@ class ClockGuard:
         """Look at the clocks, and for the operator's word."""
         if self._alert and not self._path.exists():
             self._alert, self._base_ms = False, self._difference()
+            LOG.warning("the clock alert was confirmed: discards go on")
         drift_ms = self._difference() - self._base_ms
         if not self._alert and abs(drift_ms) > self._drift_max_ms:
             self._raise(drift_ms, "the wall clock left the time since boot")
@@ -72,6 +87,10 @@ class ClockGuard:
             "reason": reason,
             "drift_ms": drift_ms,
             "now_ms": self._clock.now_ms(),
-            "remedy": "check the clock, then remove this file",
+            "remedy": "look at the clock; when it is right: escrow clock confirm",
         }
-        self._path.write_text(json.dumps(text) + "\n")
+        # As a whole: whoever reads it finds all of it.
+        temporary = self._path.with_suffix(".new")
+        temporary.write_text(json.dumps(text) + "\n")
+        temporary.replace(self._path)
+        LOG.warning("clock alert: %s by %+.1f s; discards are stopped until `escrow clock confirm`", reason, drift_ms / 1000)

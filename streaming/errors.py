@@ -1,8 +1,10 @@
 """Everything that streaming raises on purpose.
 
 JobError
-├── JobCannotStart   the job could not start; the text says why, in one line
-└── JobStopped       the query ended by itself; the text says why, in one line
+├── JobCannotStart   the job could not start, and starting it again is of no use before somebody has changed something
+├── JavaDied         the Java side of Spark ended while the job was starting: it may have been killed, so starting again may help
+└── JobStopped       the query ended by itself
+Each text says why, in one line.
 """
 
 from __future__ import annotations
@@ -14,6 +16,10 @@ class JobError(Exception):
 
 class JobCannotStart(JobError):
     """The job could not start."""
+
+
+class JavaDied(JobError):
+    """The Java side of Spark ended while the job was starting."""
 
 
 class JobStopped(JobError):

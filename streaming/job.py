@@ -13,27 +13,27 @@ import logging
 import logging.handlers
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 from prometheus_client import start_http_server
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from escrow.settings import Settings, SettingsError, from_arguments
 from sinks.errors import SinkError
 from store.errors import CursorBeyondLog, ForeignFile, FormatTooNew, GeometryMismatch, NotAStore, StoreError
-from streaming.errors import JobError
+from streaming.errors import JavaDied, JobCannotStart, JobError
 from streaming.service import JobService
-from streaming.session import make_run_directory, start_spark
+from streaming.session import java_death, make_run_directory, one_line, start_spark
 
 LOOK_S: Final = 0.5
 SPARK_STOP_S: Final = 1.0
-JVM_DEATH_S: Final = 1.0
 #: Starting again is of no use before somebody has changed something.
 USELESS: Final = 2
 
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except SettingsError as error:
         return _fail("; ".join(error.problems), USELESS)
-    except (NotAStore, FormatTooNew, GeometryMismatch, ForeignFile, CursorBeyondLog, SinkError) as error:
+    except (NotAStore, FormatTooNew, GeometryMismatch, ForeignFile, CursorBeyondLog, SinkError, JobCannotStart) as error:
         return _fail(str(error), USELESS)
     except (StoreError, JobError, OSError) as error:
         return _fail(str(error))
@@ -82,8 +82,7 @@ def _run(settings: Settings, signals: _Signals) -> int:
         port = _serve_metrics(settings, service)  # 2
         run = make_run_directory(settings)
         spark = start_spark(settings, run)  # 3
-        service.start(spark, run / "checkpoint")  # 4
-        service.warm_up()
+        _start(service, spark, run)  # 4
         print(json.dumps({"ready": True, "metrics_port": port}), flush=True)  # 5
         signals.raising = False
         failure = _watch(service, spark, signals)  # 6
@@ -95,20 +94,36 @@ def _run(settings: Settings, signals: _Signals) -> int:
     return 0 if failure is None else _fail(failure)
 
 
+def _start(service: JobService, spark: SparkSession, run: Path) -> None:
+    """Query and warm-up. A Java that dies meanwhile is told as such, not as one of its consequences."""
+    try:
+        service.start(spark, run / "checkpoint")
+        service.warm_up()
+    except (JobError, Py4JError, OSError, PySparkException) as error:
+        raise JavaDied(java_death(spark.sparkContext._gateway) or one_line(error)) from error
+
+
 def _watch(service: JobService, spark: SparkSession, signals: _Signals) -> str | None:
-    jvm = _jvm(spark)
+    jvm, alerted = _jvm(spark), False
     while not signals.asked.wait(LOOK_S):
+        if service.guard.alert != alerted:
+            alerted = service.guard.alert
+            _notice("the wall clock jumped: discards are stopped; see escrow clock" if alerted else "the clock is confirmed")
         try:
             failure = service.failure()
         except (Py4JError, OSError) as error:
             failure = f"the Java side of Spark does not answer: {error}"
         if jvm is not None and (failure is not None or jvm.poll() is not None):
-            # When Java dies, every other symptom is a consequence: give its death a moment to be seen.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                failure = f"the Java side of Spark ended with status {jvm.wait(JVM_DEATH_S)}"
+            # When Java dies, every other symptom is a consequence.
+            failure = java_death(spark.sparkContext._gateway) or failure
         if failure is not None:
             return failure
     return None
+
+
+def _notice(text: str) -> None:
+    """A line for the operator's terminal: the supervisor passes it on."""
+    print(json.dumps({"notice": text}), flush=True)
 
 
 def _stop_spark(spark: SparkSession) -> None:
@@ -136,7 +151,12 @@ def _jvm(spark: SparkSession) -> Any:
 def _serve_metrics(settings: Settings, service: JobService) -> int:
     if not settings.metrics_enabled:
         return 0
-    server, _ = start_http_server(settings.job_metrics_port, settings.metrics_address, service.metrics.registry)
+    address, port = settings.metrics_address, settings.job_metrics_port
+    try:
+        server, _ = start_http_server(port, address, service.metrics.registry)
+    except OSError as error:
+        remedy = "set jobMetricsPort to another port, or metricsEnable to false"
+        raise JobError(f"metrics on {address}:{port}: {error.strerror or error}: {remedy}") from error
     return int(server.server_port)
 
 
@@ -150,7 +170,8 @@ def _log_to(settings: Settings) -> None:
 
 
 def _fail(reason: str, status: int = 1) -> int:
-    print(" ".join(reason.split()), file=sys.__stderr__, flush=True)
+    # The name in front tells the supervisor which line is the reason: PySpark's threads may print tracebacks of their own.
+    print(f"escrow job: {' '.join(reason.split())}", file=sys.__stderr__, flush=True)
     return status
 
 

@@ -47,12 +47,15 @@ from streaming.errors import JobStopped
 from streaming.gauges import TimedRedo, count_decisions, count_settled, watch_store
 from streaming.listener import ProgressListener
 from streaming.rounds import Rounds
+from streaming.session import one_line
 from streaming.settle import Settler
 from streaming.source import FORMAT, EscrowSource
 
 LOG: Final = logging.getLogger("escrow.job")
 TICK_S: Final = 0.25
 HEARTBEAT_S: Final = 1.0
+#: Who waits for a batch looks this often whether the query still lives.
+LOOK_S: Final = 1.0
 #: The supervisor gives the job 5.5 s of its 10: this for the query, a moment for Spark, and the store is closed between the two.
 STOP_S: Final = 3.0
 WARM_UP_BATCHES: Final = 50
@@ -118,11 +121,15 @@ class JobService:
 
     def run_batch(self, timeout_s: float = 60.0) -> None:
         """Ask for a batch and wait until one that began after this call is done."""
-        tick = self.tick()
-        with self._batch_done:
-            done = self._batch_done.wait_for(lambda: self._tick_seen >= tick or self._error or self._stopping.is_set(), timeout_s)
+        tick, give_up_s = self.tick(), time.monotonic() + timeout_s
+        done: Any = False
+        while not done and time.monotonic() < give_up_s:
+            with self._batch_done:
+                done = self._batch_done.wait_for(lambda: self._tick_seen >= tick or self._error or self._stopping.is_set(), LOOK_S)
+            if not done and (failure := self.failure()) is not None:
+                raise JobStopped(failure)
         if self._error is not None:
-            raise JobStopped(_one_line(self._error)) from self._error
+            raise JobStopped(one_line(self._error)) from self._error
         if not done:
             raise JobStopped(f"no batch within {timeout_s:.0f} s")
 
@@ -136,12 +143,12 @@ class JobService:
     def failure(self) -> str | None:
         """Why the query has ended by itself; None while it runs."""
         if self._error is not None:
-            return _one_line(self._error)
+            return one_line(self._error)
         query = self._query
         if query is None or self._stopping.is_set() or query.isActive:
             return None
         cause = query.exception()
-        return _one_line(cause) if cause is not None else "the query ended"
+        return one_line(cause) if cause is not None else "the query ended"
 
     def stop(self) -> None:
         """1 no new batches · 2 the one at work ends · 3 the store is flushed and closed."""
@@ -248,7 +255,7 @@ class JobService:
             yield
         except Exception as error:  # somebody else's code: it must not stop the stream
             self.metrics.sink_errors.inc()
-            LOG.warning("sink %s failed: %s", name, _one_line(error))
+            LOG.warning("sink %s failed: %s", name, one_line(error))
 
     def _retain(self, now_ms: int) -> None:
         self._retain_at_ms = now_ms + self.settings.retention_interval_ms
@@ -290,8 +297,3 @@ def collect(rows: DataFrame) -> Delivery:
     payloads = [payload.as_buffer() for payload in table.column("payload")]
     packed: list[Row] = list(zip(kinds, firsts, counts, payloads, strict=True))
     return unpack(packed)
-
-
-def _one_line(error: BaseException) -> str:
-    text = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

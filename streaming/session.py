@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -20,11 +21,12 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from escrow.settings import Settings
-from streaming.errors import JobCannotStart
+from streaming.errors import JavaDied, JobCannotStart
 
 APPLICATION: Final = "escrow"
 RUN_PREFIX: Final = "run-"
 JVM_OUTPUT: Final = "spark-jvm.log"
+JVM_DEATH_S: Final = 1.0
 
 #: One task a batch, tiny plans, no history: everything that Spark would keep or plan for bigger work is off.
 FIXED: Final[Mapping[str, str]] = {
@@ -44,6 +46,9 @@ FIXED: Final[Mapping[str, str]] = {
     # The source waits for news itself (streaming/source.py).
     "spark.sql.streaming.pollingDelay": "1ms",
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # Without stateful operators of Spark's own one watermark will do. The default keeps an entry a batch in the driver for ever
+    # when progress is tracked asynchronously (seen in heap dumps of a soak: about 100 MB a day).
+    "spark.sql.streaming.statefulOperator.allowMultiple": "false",
     "spark.sql.adaptive.enabled": "false",
     # A plan without expressions gains nothing from generated code.
     "spark.sql.codegen.wholeStage": "false",
@@ -57,7 +62,8 @@ FIXED: Final[Mapping[str, str]] = {
     "spark.driver.host": "127.0.0.1",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.eventLog.enabled": "false",
-    "spark.cleaner.periodicGC.interval": "30min",
+    # What is promoted between two full collections is touched memory: seldom enough not to be felt, often enough to stay small.
+    "spark.cleaner.periodicGC.interval": "10min",
 }
 
 
@@ -120,7 +126,14 @@ def start_spark(settings: Settings, run: Path) -> SparkSession:
         raise JobCannotStart("no Java was found: install a Java 17 runtime, or set JAVA_HOME")
     conf = SparkConf(loadDefaults=False).setAll(list(spark_conf(settings, run, _log4j_file(run)).items()))
     with open(settings.log_dir / JVM_OUTPUT, "wb") as output:
-        return SparkSession(SparkContext(conf=conf, gateway=_gateway(conf, output)))
+        gateway = _gateway(conf, output)
+        try:
+            return SparkSession(SparkContext(conf=conf, gateway=gateway))
+        except Exception as error:
+            # Whatever it says, the first question is whether Java still lives; Py4J tells of broken connections only.
+            death = java_death(gateway)
+            gateway.proc.kill()
+            raise JavaDied(death or f"Spark did not start: {one_line(error)}") from error
 
 
 def _gateway(conf: SparkConf, output: IO[bytes]) -> Any:
@@ -128,7 +141,23 @@ def _gateway(conf: SparkConf, output: IO[bytes]) -> Any:
     try:
         return launch(conf=conf, popen_kwargs={"stdout": output, "stderr": output})
     except Exception as error:
-        raise JobCannotStart(f"the Java side of Spark did not start ({_last_line(Path(output.name)) or error})") from error
+        raise JavaDied(f"the Java side of Spark did not start ({_last_line(Path(output.name)) or one_line(error)})") from error
+
+
+def java_death(gateway: Any) -> str:
+    """How the Java side ended; "" while it lives. Its death is seen a moment after its consequences."""
+    process = getattr(gateway, "proc", None)
+    if process is None:
+        return ""
+    try:
+        return f"the Java side of Spark ended with status {process.wait(JVM_DEATH_S)}"
+    except subprocess.TimeoutExpired:
+        return ""
+
+
+def one_line(error: BaseException) -> str:
+    text = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
 def _last_line(path: Path) -> str:

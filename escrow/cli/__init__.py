@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from escrow import __version__
-from escrow.cli import config, exits, run, store, token
+from escrow.cli import clock, config, exits, run, store, token
 from escrow.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Command(Protocol):
         """Does the work; returns an exit code."""
 
 
-COMMANDS: tuple[Command, ...] = (run, config, token, store)
+COMMANDS: tuple[Command, ...] = (run, config, token, clock, store)
 
 # Third-party modules that come with the server extra. A command that misses one of them needs that extra.
 SERVER_MODULES = frozenset({"numpy"})
@@ -51,14 +51,16 @@ EPILOG = """\
 examples:
   escrow run                      start the service; Ctrl-C stops it
   escrow config show              every setting and where it came from
-  escrow token new NAME --produce GROUP   a token for a client
+  escrow token new NAME --produce GROUP
+                                  a token for a client
+  escrow clock                    did the wall clock jump? Are discards stopped?
   escrow store verify DIR         is this data directory sound?
   escrow store dump DIR --state   look at the rows of the state table
   escrow store --help             all tools for a data directory
 
 exit codes:
   0  fine
-  1  the command worked and found problems (verify)
+  1  the command worked and found problems (verify, clock)
   2  wrong usage, or an error that is explained in one line
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ EPILOG = """\
 examples:
   escrow config show                          every setting and where it came from
   escrow config show --json | jq .transactionTimeOut
-  escrow config check --config my.toml        is this file right? Exit code 0 or 2
+  escrow config check --config my.toml        is this file right? Exit code 0 or 2; warnings on stderr
   escrow config template > my.toml            a file with every key and its default
 """
 
@@ -56,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
 def run_show(args: argparse.Namespace) -> int:
     """Prints the settings, secrets masked."""
     settings = load_arguments(args)
+    _warn(settings)
     if args.json:
         shown = {
             key.name: {"value": value, "from": str(origin), "variable": key.variable} for key, value, origin in settings.effective()
@@ -72,7 +74,9 @@ def run_show(args: argparse.Namespace) -> int:
 
 def run_check(args: argparse.Namespace) -> int:
     """Loading is the check: SettingsError says what is wrong."""
-    print(f"{_which_file(load_arguments(args))}: fine")
+    settings = load_arguments(args)
+    _warn(settings)
+    print(f"{_which_file(settings)}: fine{', but see the warnings' if settings.warnings else ''}")
     return exits.OK
 
 
@@ -80,6 +84,11 @@ def run_template(_: argparse.Namespace) -> int:
     """Prints conf/escrow.toml as this release has it."""
     print(template(), end="")
     return exits.OK
+
+
+def _warn(settings: Settings) -> None:
+    for warning in settings.warnings:
+        print(f"escrow: warning: {warning}", file=sys.stderr)
 
 
 def _which_file(settings: Settings) -> str:

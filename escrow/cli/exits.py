@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 OK = 0
-PROBLEMS = 1  # the command worked, and found something wrong (verify)
+PROBLEMS = 1  # the command worked, and found something wrong (verify, clock)
 ERROR = 2  # wrong usage (argparse's own code), or an error explained in one line
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 BROKEN_PIPE = 141  # 128 + SIGPIPE

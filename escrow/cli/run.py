@@ -49,7 +49,10 @@ def run(args: argparse.Namespace) -> int:
     from escrow import supervisor
 
     specs = (replace(supervisor.EDGE, module=args.edge_module), replace(supervisor.JOB, module=args.job_module))
-    return supervisor.run(load_arguments(args), specs, _say)
+    settings = load_arguments(args)
+    for warning in settings.warnings:
+        _say(f"warning: {warning}")
+    return supervisor.run(settings, specs, _say)
 
 
 def _say(line: str) -> None:

@@ -95,9 +95,11 @@ class Campaign:
         self._began_s = time.monotonic()
 
     def run(self, schedule: Sequence[Kill]) -> Outcome:
-        """1 start · 2 load · 3 kill · 4 settle · 5 stop · 6 audit."""
+        """0 Java dies while the service comes up for the first time · 1 start · 2 load · 3 kill · 4 settle · 5 stop · 6 audit."""
         service = Service(self.data)
         try:
+            until(lambda: any(kill(pid) for pid in service.processes()["jvm"]), "a first Java to kill")  # 0
+            self.outcome.kills["jvm", "first start"] += 1
             port = service.wait_ready()["edge"]["port"]  # 1
             self._say(f"ready; {len(schedule)} kills to come")
             self._start_load(port)  # 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -20,6 +21,9 @@ from tests.support.seeds import SEED
 from tests.support.world import World
 
 THREADS = 4
+#: More than any child does before it is killed. One that ended by itself on a busy machine, while its parent had not come to read
+#: what it told, would be no kill at all.
+ACTIONS_MAX = 20_000
 
 
 # --- threads --------------------------------------------------------------------------------------------------------------
@@ -69,7 +73,7 @@ def threaded(root: Path, seed: int, aim: tuple[str, str, int] | None) -> Callabl
         if aim is not None:
             disk.arm(*aim)
         producers = [Producer(number, seed, teller, world, lock) for number in range(THREADS + 1)]
-        threads = [threading.Thread(target=producer.run, args=(60,), daemon=True) for producer in producers]
+        threads = [threading.Thread(target=producer.run, args=(ACTIONS_MAX,), daemon=True) for producer in producers]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -165,9 +169,11 @@ def test_killed_journal(fast_path: Path, journal: str, step: str, way: str, nth:
             done = count
         assert child.was_killed
     if journal == "audit":
-        found = [int(record.target) for record in Audit(path, writable=True).records()]
+        with closing(Audit(path, writable=True)) as audit:
+            found = [int(record.target) for record in audit.records()]
     else:
-        progress = Consumers(path, writable=True).progress.get((3, 64))
+        with closing(Consumers(path, writable=True)) as consumers:
+            progress = consumers.progress.get((3, 64))
         found = sorted(progress.ahead) if progress is not None else []
     assert found == list(range(len(found)))
     assert done <= len(found) <= done + 2, f"{done} were acknowledged"

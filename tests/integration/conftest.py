@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from escrow.settings import load
+from store import disk
 from streaming.session import make_run_directory, start_spark
+from tests.integration.core_world import CoreWorld
 from tests.integration.job_world import JobWorld
 
 
@@ -28,11 +31,12 @@ def make_world(tmp_path: Path, spark):
     """Worlds that are closed when the test ends."""
     made: list[JobWorld] = []
 
-    def make(*flags: str, name: str = "data", start: bool = True) -> JobWorld:
-        made.append(JobWorld(tmp_path / name, spark, flags, start=start))
+    def make(*flags: str, name: str = "data", start: bool = True, kind: type[JobWorld] = JobWorld) -> JobWorld:
+        made.append(kind(tmp_path / name, spark, flags, start=start))
         return made[-1]
 
     yield make
+    disk.arm(None)
     for world in made:
         world.close()
 
@@ -40,3 +44,14 @@ def make_world(tmp_path: Path, spark):
 @pytest.fixture
 def world(make_world) -> JobWorld:
     return make_world()
+
+
+@pytest.fixture
+def make_core(make_world):
+    """Worlds whose edge is the real edge core."""
+    return partial(make_world, kind=CoreWorld)
+
+
+@pytest.fixture
+def core(make_core) -> CoreWorld:
+    return make_core()

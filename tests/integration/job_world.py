@@ -13,7 +13,7 @@ from store.consume_queue import REASON_SHIFT
 from store.directory import Geometry
 from store.edge import EdgeStore, End
 from store.ends import Answer
-from store.frames import Message
+from store.frames import Frame, Message
 from store.presence import Presence
 from store.published import JobSlot
 from store.reader import LogReader, TopicReader, topic_queue_name
@@ -54,21 +54,38 @@ class ManualClock:
 class JobWorld:
     """Producer, edge, consumer and operator in one, around a JobService."""
 
+    edge: EdgeStore
+    presence: Presence
+
     def __init__(self, root: Path, spark: Any, flags: Iterable[str] = (), *, start: bool = True) -> None:
         self.settings = load(None, [f"dataDir={root}", *SMALL, *flags], {})
         self.settings.store_dir.mkdir(parents=True, exist_ok=True)
         self.clock = ManualClock()
         self.spark = spark
+        self.open_edge()
+        self._check_cursor = self._proposal_cursor = self._starts = 0
+        self.job: Any = None
+        self._closed = False
+        if start:
+            self.start_job()
+
+    # --- the edge ---
+    def open_edge(self) -> None:
         self.edge = EdgeStore(
             self.settings.store_dir,
             geometry=Geometry(**self.settings.geometry_values()),
             max_body_bytes=self.settings.max_body_bytes,
         )
         self.presence = Presence(self.settings.store_dir / "presence", writable=True)
-        self._check_cursor = self._proposal_cursor = self._starts = 0
-        self.job: Any = None
-        if start:
-            self.start_job()
+
+    def _close_edge(self) -> None:
+        self.presence.close()
+        self.edge.close()
+
+    def crash_edge(self) -> None:
+        """Drop the edge as SIGKILL would: nothing is flushed, noted or published on the way out. `open_edge` recovers."""
+        self.presence.close()
+        self.edge.__exit__(RuntimeError)
 
     # --- the job ---
     def start_job(self) -> JobService:
@@ -82,10 +99,12 @@ class JobWorld:
         self.job = None
 
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         if self.job is not None:
             self.stop_job()
-        self.presence.close()
-        self.edge.close()
+        self._close_edge()
 
     def settle(self) -> None:
         """Until everything published is settled and no round is at work."""
@@ -158,14 +177,17 @@ class JobWorld:
 
     def released(self, topic: str = "t") -> list[bytes]:
         """Bodies in all queues of a topic, by queue and offset."""
+        return [bytes(frame.body) for frame in self.released_frames(topic)]
+
+    def released_frames(self, topic: str = "t") -> list[Frame]:
         topic_no = self.edge.dictionary.topic_no(topic)
         if topic_no is None:
             return []
-        topics, log, bodies = self.topics(), LogReader(self.edge.directory), []
+        topics, log, found = self.topics(), LogReader(self.edge.directory), []
         for queue_id in range(self.edge.dictionary.queues[topic_no]):
             _, entries = topics.topic_entries(topic_no, queue_id, 0, 1 << 20)
-            bodies += [bytes(log.frame(entry).body) for entry in entries if entry["size_bytes"] > 0]
-        return bodies
+            found += [log.frame(entry) for entry in entries if entry["size_bytes"] > 0]
+        return found
 
     def queue_bytes(self, topic: str = "t") -> list[bytes]:
         """The very entries of a topic's queues: places and all."""
@@ -195,5 +217,18 @@ class JobWorld:
     def assert_gauge(self) -> None:
         """§7 case 66: the gauge is what the totals say, and what the table holds."""
         marker = self.job.store.marker
-        pending = self.job.store.table.pending
+        totals, pending = marker.totals, self.job.store.table.pending
+        ended = sum(totals[name] for name in ("commits", "rollbacks", "discards_max", "discards_expired", "quarantined"))
+        assert pending == totals["prepares"] + totals["resumes"] - ended
         assert marker.pending == pending == self.job.store.table.count_pending() == self.metric("escrow_pending")
+
+
+def spoil(world: JobWorld, entry: Any) -> None:
+    """Spoil a byte of the frame that an entry points at, behind everybody's back."""
+    at = int(entry["commit_log_offset"]) + int(entry["size_bytes"]) - 3
+    size = world.edge.directory.geometry.commit_log_segment_bytes
+    with open(world.edge.directory.commit_log / f"{at - at % size:020d}", "r+b") as segment:
+        segment.seek(at % size)
+        byte = segment.read(1)[0]
+        segment.seek(at % size)
+        segment.write(bytes([byte ^ 0xFF]))

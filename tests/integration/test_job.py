@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,13 +16,18 @@ from random import Random
 
 import pytest
 
+from escrow.cli import main
+from escrow.processes import kill_session, session_members
 from escrow.settings import load
+from store import disk
+from store.published import JobSlot
 from store.records import OpKind, State
 from store.verify import verify
 from streaming.clock import ALERT_FILE
 from streaming.errors import JobStopped
 from streaming.session import make_run_directory
-from tests.integration.job_world import JobWorld
+from streaming.settle import Settler
+from tests.integration.job_world import JobWorld, spoil
 
 # --- batches ----------------------------------------------------------------------------------------------------------
 
@@ -89,8 +95,8 @@ def test_52_56_corrupt_frames_are_set_aside(make_world):
     world = make_world(start=False)
     halves = world.halves(b"body-%d" % n for n in range(6))
     world.end_all(halves[:5], OpKind.COMMIT)
-    _flip(world, world.edge.half_queue.read(1, 2)[0])  # the half behind a commit
-    _flip(world, world.edge.op_queue.read(3, 4)[0])  # a commit
+    spoil(world, world.edge.half_queue.read(1, 2)[0])  # the half behind a commit
+    spoil(world, world.edge.op_queue.read(3, 4)[0])  # a commit
     world.start_job()
     world.settle()
     assert sorted(world.released()) == [b"body-0", b"body-2", b"body-4"]
@@ -104,44 +110,48 @@ def test_52_56_corrupt_frames_are_set_aside(make_world):
     world.assert_gauge()
 
 
-def _flip(world: JobWorld, entry) -> None:
-    """Spoil a byte of a frame, behind everybody's back."""
-    at = int(entry["commit_log_offset"]) + int(entry["size_bytes"]) - 3
-    size = world.edge.directory.geometry.commit_log_segment_bytes
-    with open(world.edge.directory.commit_log / f"{at - at % size:020d}", "r+b") as segment:
-        segment.seek(at % size)
-        byte = segment.read(1)[0]
-        segment.seek(at % size)
-        segment.write(bytes([byte ^ 0xFF]))
-
-
 # --- Spark's checkpoint does not matter -------------------------------------------------------------------------------
 
 
-def test_checkpoint_deleted_older_or_newer(make_world, tmp_path):
+def test_a_checkpoint_that_was_deleted_or_is_older(make_world, monkeypatch, tmp_path):
+    """Deleted, a copy from long ago, its own: the store's cursor decides, whatever Spark begins with."""
+    begun = _watch_feeds(monkeypatch)
     world = make_world()
-    spark_dir, old, new = world.settings.spark_dir, tmp_path / "old", tmp_path / "new"
-    total = 0
-    for step in range(5):
+    spark_dir, old, total = world.settings.spark_dir, tmp_path / "old", 0
+    for step, what in enumerate(("new", "new", "deleted", "older", "its own"), 1):
+        following = spark_dir / f"checkpoint-{step}"
+        if step > 1:
+            if what == "deleted":
+                for left in spark_dir.glob("checkpoint-*"):
+                    shutil.rmtree(left)
+            elif what == "older":
+                shutil.copytree(old, following)
+            elif what == "its own":
+                shutil.copytree(spark_dir / f"checkpoint-{step - 1}", following)
+            begun.clear()
+            world.start_job()
         world.end_all(world.halves(b"%d" % n for n in range(total, total + 10)), OpKind.COMMIT)
+        world.settle()
+        assert begun[0] < total if what == "older" else begun[0] <= total, "where Spark began, against the store's cursor"
         total += 10
-        world.settle()
-        checkpoint = spark_dir / f"checkpoint-{step + 1}"
+        assert sorted(world.released()) == sorted(b"%d" % n for n in range(total)), what
+        world.assert_gauge()
         world.stop_job()
-        if step == 0:
-            shutil.copytree(checkpoint, old)
-        following = spark_dir / f"checkpoint-{step + 2}"
         if step == 1:
-            shutil.rmtree(checkpoint)  # deleted
-        if step == 2:
-            shutil.copytree(old, following)  # older than the store
-        if step == 3:
-            shutil.copytree(checkpoint, new)
-            shutil.copytree(checkpoint, following)  # its own: as old as the store
-        world.start_job()
-        world.settle()
-        assert sorted(world.released()) == sorted(b"%d" % n for n in range(total))
-    world.assert_gauge()
+            shutil.copytree(following, old)
+
+
+def _watch_feeds(monkeypatch) -> list[int]:
+    """half_start of every feed that is settled from now on."""
+    begun: list[int] = []
+    settle = Settler.settle
+
+    def watched(settler, feed, now_ms):
+        begun.append(feed.half_start)
+        return settle(settler, feed, now_ms)
+
+    monkeypatch.setattr(Settler, "settle", watched)
+    return begun
 
 
 def test_a_checkpoint_newer_than_the_store(world, tmp_path):
@@ -212,7 +222,28 @@ def test_55_a_restart_repeats_no_check(world):
     assert world.round(16) == halves
 
 
-def test_a_jump_of_the_clock_stops_discards_until_confirmed(make_world):
+def test_55_a_crash_in_the_middle_of_a_round(world, monkeypatch):
+    monkeypatch.setattr("streaming.settle.ROUND_PART_ROWS", 16)
+    monkeypatch.setattr("streaming.rounds.SLICE_S", 0.0)
+    halves = list(world.halves(b"%d" % n for n in range(64)))
+    world.settle()
+    world.online()
+    world.clock.advance(31)
+    disk.arm("redo.write", "EIO", nth=4)  # the beginning of the round, two parts of four, and no more
+    with pytest.raises(JobStopped, match="Input/output error"):
+        world.settle()
+    world.stop_job()
+    world.start_job()
+    emitted = world.job.store.marker.check_end
+    assert 0 < emitted < len(halves)
+    world.settle()
+    assert world.requests() == halves, "each once, those from before the crash too"
+    world.hand_over(halves)
+    world.settle()
+    assert [world.check_count(half) for half in halves] == [1] * 64
+
+
+def test_a_jump_of_the_clock_stops_discards_until_confirmed(make_world, capsys):
     world = make_world("fileReservedTime=1")
     half = world.half()
     world.settle()
@@ -226,8 +257,11 @@ def test_a_jump_of_the_clock_stops_discards_until_confirmed(make_world):
     world.start_job()  # a restart does not forget it
     world.round()
     assert world.turn_proposals() == []
-    alert.unlink()  # the operator has looked
+    assert main(["clock", "--data", str(world.settings.data_dir)]) == 1
+    assert "CLOCK ALERT: the wall clock left the time since boot" in capsys.readouterr().out
+    assert main(["clock", "confirm", "--data", str(world.settings.data_dir)]) == 0  # the operator has looked
     world.round()
+    assert world.metric("escrow_clock_alert") == 0
     assert world.turn_proposals() == [(half, "ACCEPTED")]
 
 
@@ -317,6 +351,50 @@ def test_the_process_from_start_to_sigterm(make_world):
     assert world.job.store.recovery.clean
     world.stop_job()
     assert not verify(world.settings.store_dir).problems
+
+
+@pytest.mark.parametrize("moment", ["as soon as it is there", "while batches warm it up"])
+def test_a_java_killed_while_the_job_starts(make_world, moment):
+    """One line that names it, and exit code 1: the supervisor starts the job again. (2 would say that this is of no use.)"""
+    world = make_world(start=False)
+    world.half()
+    flags = [word for flag in (*_flags(world), "metricsEnable=false") for word in ("--set", flag)]
+    job = subprocess.Popen(
+        [sys.executable, "-m", "streaming.job", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        deadline_s = time.monotonic() + 120
+        while not (java := _java_of(job.pid)) or (moment.startswith("while") and not _warming(world)):
+            assert job.poll() is None, job.communicate()
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        os.kill(java[0], signal.SIGKILL)
+        start_s = time.monotonic()
+        out, err = job.communicate(timeout=60)
+        assert time.monotonic() - start_s < 20
+        assert (job.returncode, out) == (1, ""), err
+        (reason,) = (line for line in err.splitlines() if line.startswith("escrow job: "))  # PySpark may add tracebacks
+        assert "the Java side of Spark" in reason
+    finally:
+        kill_session(job.pid)
+        job.wait()
+
+
+def _java_of(session: int) -> list[int]:
+    """Processes of a session that run Spark's Java side (the launcher before it only composes a command line)."""
+    found = []
+    for pid in session_members(session):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if words[0].endswith(b"java") and b"org.apache.spark.deploy.SparkSubmit" in words:
+                found.append(pid)
+    return found
+
+
+def _warming(world: JobWorld) -> bool:
+    """Whether the first of the batches that warm Java up is through: it settled the half that lay there."""
+    return world.topics().page[JobSlot.HALF_CURSOR] > 0
 
 
 def _flags(world: JobWorld) -> list[str]:

@@ -248,6 +248,34 @@ def test_a_part_that_is_never_ready(tmp_path):
         assert run.alive() == []
 
 
+def test_a_java_killed_during_the_very_first_start_is_started_again(tmp_path):
+    with running(tmp_path / "data", habits="java-once") as run:
+        state = run.ready()
+        assert (state["job"]["starts"], state["edge"]["starts"]) == (2, 1)
+        assert "the job died (the Java side of Spark ended with status -9); starting it again in 0.01 s" in run.said()
+        assert run.stop()[0] == 0
+
+
+def test_a_java_that_never_comes_up_ends_the_service_with_a_reason(tmp_path):
+    with running(tmp_path / "data", "restartDeathsMax=3", habits="java") as run:
+        assert run.wait() == 2
+        said = run.said()
+        assert said.count("starting it again") == 2
+        reason = "the Java side of Spark ended with status -9"
+        assert f"the job did not come up 3 times in a row, giving up: {reason}; see {run.data}/logs/job.log" in said
+        assert "Traceback" not in said
+        assert run.alive() == []
+
+
+def test_a_job_killed_before_it_was_ever_ready_is_started_again(tmp_path):
+    with running(tmp_path / "data", habits="mute") as run:
+        first = until(lambda: run.state()["job"]["pid"], "the job's process")
+        os.kill(first, signal.SIGKILL)
+        until(lambda: run.state()["job"]["pid"] not in (0, first), "another one")
+        assert "the job died (killed by SIGKILL); starting it again" in run.said()
+        assert run.stop()[0] == 0
+
+
 # --- cannot start: one line, exit code 2, nothing left ---
 def cannot_start(data, *flags, **rest):
     with running(data, *flags, **rest) as run:
@@ -291,6 +319,15 @@ def test_bad_settings_start_nothing(tmp_path):
     assert said.startswith("escrow: flag --set: transactionCheckMax: '0' is less than 1")
     assert said.count("\n") == 1
     assert not (tmp_path / "data").exists()
+
+
+def test_a_probable_mistake_of_unit_is_a_warning_and_no_more(tmp_path):
+    with running(tmp_path / "data", "transactionTimeOut=6") as run:
+        run.ready()
+        warning = "escrow: warning: flag --set: transactionTimeOut: '6' is 6 milliseconds"
+        assert run.said().startswith(warning)
+        assert run.said().count("warning") == 1
+        assert run.stop()[0] == 0
 
 
 def test_a_data_directory_that_cannot_be_made(tmp_path):

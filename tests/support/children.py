@@ -56,6 +56,9 @@ class Child:
             os.close(self._fd)
             _live(theirs, history, main)
         os.close(theirs)
+        # poll, not select: a long campaign has descriptors beyond what select can name.
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
         self.status: int | None = None
         self._rest = b""
 
@@ -84,7 +87,7 @@ class Child:
     def events(self) -> Iterator[tuple[Any, ...]]:
         """What it tells, until its end. What is told becomes part of the history here."""
         while True:
-            if not select.select([self._fd], [], [], PATIENCE_S)[0]:
+            if not self._poll.poll(PATIENCE_S * 1000):
                 raise AssertionError(f"child {self.pid} hangs")
             data = os.read(self._fd, 1 << 16)
             if not data:
@@ -94,7 +97,7 @@ class Child:
 
     def ready_events(self) -> Iterator[tuple[Any, ...]]:
         """What it has told so far."""
-        while select.select([self._fd], [], [], 0)[0]:
+        while self._poll.poll(0):
             data = os.read(self._fd, 1 << 16)
             if not data:
                 self.wait()

@@ -67,6 +67,16 @@ class EdgeClient:
         found: list[dict[str, Any]] = self.call("POST", "/v1/operator/resume", {"ids": list(ids), "reason": reason})["answers"]
         return found
 
+    def consume(self, topic: str, group: str = "readers", consumer: str = "me", **query: Any) -> list[dict[str, Any]]:
+        """Messages, their bodies decoded."""
+        path = f"/v1/topics/{quote(topic, safe='')}/messages"
+        found = self.call("GET", path, group=group, consumer=consumer, **query)["messages"]
+        return [{**message, "body": b64decode(message["body"])} for message in found]
+
+    def ack(self, topic: str, receipts: Sequence[str], group: str = "readers") -> list[str]:
+        content = {"group": group, "receipts": list(receipts)}
+        return [each["verdict"] for each in self.call("POST", f"/v1/topics/{quote(topic, safe='')}/acks", content)["answers"]]
+
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = self.call("GET", "/v1/status")
         return found

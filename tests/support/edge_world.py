@@ -19,6 +19,7 @@ from checker.decisions import Tick
 from checker.policy import Policy
 from escrow.settings import Settings, load
 from ingest.core import Edge, EndRequest
+from ingest.deliveries import Delivery
 from ingest.plugged import make_edge
 from store.dictionary import Dictionary
 from store.frames import Message
@@ -90,6 +91,21 @@ class World:
     async def end(self, id: str, outcome: str, group: str = "g", **rest: Any) -> str:
         (answer,) = await self.edge.end([EndRequest(group, id, outcome, **rest)])
         return answer.verdict
+
+    async def send(self, *bodies: bytes, topic: str = "t", key: str = "", tags: str = "", **rest: Any) -> None:
+        """Ordinary messages."""
+        properties = {name: value for name, value in (("KEYS", key), ("TAGS", tags)) if value}
+        await self.edge.send([self.message(topic=topic, body=body, properties=properties, **rest) for body in bodies])
+
+    # --- consumers ---
+    async def pull(self, group: str = "c", topic: str = "t", count: int = 32, **rest: Any) -> list[Delivery]:
+        return await self.edge.consumption.poll(topic, group, "me", max_messages=count, **rest)
+
+    async def pull_bodies(self, *args: Any, **rest: Any) -> list[bytes]:
+        return [message.body for message in await self.pull(*args, **rest)]
+
+    async def ack(self, *messages: Delivery, group: str = "c", topic: str = "t") -> list[str]:
+        return await self.edge.consumption.ack(topic, group, [message.receipt for message in messages])
 
     async def poll(self, group: str = "g", member: str = "m", count: int = 32, wait_s: float = 0.0) -> list[str]:
         """The ids asked about; the hand-over is counted."""

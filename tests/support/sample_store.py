@@ -167,5 +167,5 @@ def _write_small_files(sample: Sample) -> None:
     consumers.append(
         [ConsumerRecord(ConsumerKind.OFFSET, 0, 1, 1), ConsumerRecord(ConsumerKind.RECEIPT, 0, 65, 0, 1, sample.now_ms + 30_000)]
     )
-    consumers.append([ConsumerRecord(ConsumerKind.DONE, 0, 65, 0)])
+    consumers.append([ConsumerRecord(ConsumerKind.DONE, 0, 65, 0), ConsumerRecord(ConsumerKind.SEEK, 0, 1, 0)])
     consumers.close()

@@ -3,7 +3,9 @@
 STANDIN, a comma-separated list, makes it misbehave:
     child      starts a process of its own that outlives it, in a process group of its own (as Spark's workers do)
     stubborn   ignores SIGTERM
-    refuse     cannot start: says why, exit code 1
+    refuse     cannot start: says why, exit code 2
+    java       its Java dies at every start: says so, exit code 1
+    java-once  … at the first start only
     mute       never gets ready
     brief      ends by itself as soon as it is ready, exit code 3
     noisy      writes a lot to both outputs
@@ -33,6 +35,9 @@ def main() -> int:
     habits = set(os.environ.get("STANDIN", "").split(","))
     if "refuse" in habits:
         print("escrow job: no room for Spark: make some", file=sys.stderr)
+        return 2
+    if "java" in habits or ("java-once" in habits and first_time()):
+        print("the Java side of Spark ended with status -9", file=sys.stderr)
         return 1
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -44,6 +49,14 @@ def main() -> int:
         stop.wait()
         return 0
     return settle(habits, stop)
+
+
+def first_time() -> bool:
+    """Whether nobody has asked before, for this data directory."""
+    mark = from_arguments().data_dir / "standin.started"
+    known = mark.exists()
+    mark.touch()
+    return not known
 
 
 def settle(habits: set[str], stop: threading.Event) -> int:

@@ -47,6 +47,9 @@ def toml(tmp_path, text):
         ("transactionTimeOut", "transaction_timeout_ms", 6_000, "7000", 7_000),
         ("transactionTimeOut", "transaction_timeout_ms", 6_000, "10s", 10_000),
         ("transactionTimeOut", "transaction_timeout_ms", 6_000, "0", 0),
+        ("transactionTimeOut", "transaction_timeout_ms", 6_000, "500", 500),
+        ("transactionCheckInterval", "check_interval_ms", 30_000, "999", 999),
+        ("checkTransactionMessageAtleastInterval", "check_at_least_interval_ms", 0, "1", 1),
         ("transactionCheckMax", "check_count_max", 15, "255", 255),
         ("transactionCheckInterval", "check_interval_ms", 30_000, "2m", 120_000),
         ("fileReservedTime", "retention_ms", 72 * 3_600_000, "48", 48 * 3_600_000),
@@ -149,7 +152,6 @@ def test_sizes(value, size):
         ("transactionCheckMax=0", "less than 1.*between 1 and 255.*checkTransactionMessageEnable"),
         ("transactionCheckMax=256", "more than 255.*between 1 and 255"),
         ("transactionCheckMax=many", "'many' is not a whole number"),
-        ("transactionTimeOut=6", 'write "6s" if seconds were meant, "6ms" if not'),
         ("transactionTimeOut=6 fortnights", "unknown unit 'fortnights': units here are ms, s, m, h, d"),
         ("transactionTimeOut=6S", "did you mean 6s"),
         ("transactionTimeOut=-1", "cannot be read"),
@@ -179,6 +181,29 @@ def test_wrong_flags(flag, says):
     (problem,) = problems(flag)
     assert problem.startswith("flag --set: ")
     assert re.search(says, problem), problem
+
+
+@pytest.mark.parametrize("name", ["transactionTimeOut", "transactionCheckInterval", "checkTransactionMessageAtleastInterval"])
+def test_a_bare_integer_below_a_second_is_legal_and_gets_a_warning(name, tmp_path, capsys):
+    """Spec §4: it has RocketMQ's unit. Whoever wrote 6 and meant seconds is told."""
+    settings = loaded(f"{name}=6")
+    assert getattr(settings, KEYS[name].field) == 6
+    (warning,) = settings.warnings
+    assert warning.startswith(f"flag --set: {name}: '6' is 6 milliseconds")
+    assert 'write "6s" if seconds were meant, "6ms" if not' in warning
+    for fine in ("6ms", "1000", "0.5s", "2h", *(["0"] if name != "transactionCheckInterval" else [])):
+        assert loaded(f"{name}={fine}").warnings == ()
+    file = toml(tmp_path, f"{name} = 500\n")
+    for tool in ("check", "show"):
+        assert main(["config", tool, "--config", str(file)]) == 0
+        said = capsys.readouterr()
+        assert f"escrow: warning: {file}:1: {name}: 500 is 500 milliseconds" in said.err
+        assert "warning" not in said.out.partition("see the")[0]
+
+
+def test_milliseconds_count_as_whole_seconds_rounded_up():
+    policy = Policy.from_ms(**loaded("transactionTimeOut=500", "transactionCheckInterval=1", "fileReservedTime=2").policy_values())
+    assert (policy.transaction_timeout_s, policy.check_interval_s) == (1, 1)
 
 
 def test_wrong_line_of_the_file(tmp_path):
@@ -239,7 +264,7 @@ def test_the_template_has_every_key_with_its_default(tmp_path):
 
 
 def test_every_field_has_a_key_and_names_do_not_collide():
-    own = {field.name for field in fields(Settings)} - {"file", "origins", "flags"}
+    own = {field.name for field in fields(Settings)} - {"file", "origins", "flags", "warnings"}
     assert {key.field for key in KEYS.values()} == own
     assert len({key.variable for key in KEYS.values()}) == len(KEYS)
 

@@ -12,7 +12,7 @@ from store.audit import Audit, AuditRecord
 from store.consumers import COMPACT_FROM, ConsumerKind, ConsumerRecord, Consumers
 from store.cursor import CHECK, PROPOSAL, QUARANTINE, Cursors
 from store.dedup import SLOTS_MIN, Dedup, Known
-from store.errors import Corrupt, StoreUnusable
+from store.errors import Corrupt, FlushFailed, StoreUnusable
 from store.presence import SEGMENT_BYTES, Presence
 from store.wake import Sleeper, Waker
 
@@ -185,6 +185,38 @@ def test_an_offset_ends_all_records_before_it(tmp_path):
     consumers.append([record(ConsumerKind.OFFSET, 5)])
     assert list(consumers.progress[1, 9].ahead) == [5]
     assert consumers.in_force() == [record(ConsumerKind.OFFSET, 5), record(ConsumerKind.RECEIPT, 5)]
+
+
+def test_a_seek_ends_all_records_about_its_queue(tmp_path):
+    consumers = Consumers(tmp_path / "consumers", writable=True)
+    consumers.append([record(ConsumerKind.OFFSET, 9), record(ConsumerKind.DONE, 12), record(ConsumerKind.RECEIPT, 13)])
+    consumers.append([record(ConsumerKind.OFFSET, 4, queue_key=10), record(ConsumerKind.SEEK, 3)])
+    for found in (consumers, Consumers(tmp_path / "consumers")):
+        assert (found.progress[1, 9].offset, found.progress[1, 9].ahead) == (3, {})
+        assert found.progress[1, 10].offset == 4
+        assert found.in_force()[0] == record(ConsumerKind.OFFSET, 3)
+
+
+def test_what_was_written_without_a_flush_is_read_by_the_next_process(tmp_path):
+    consumers = Consumers(tmp_path / "consumers", writable=True)
+    disk.arm("consumers.flush", "EIO")
+    consumers.write([record(ConsumerKind.RECEIPT, at, attempts=1) for at in (3, 4)])
+    disk.arm(None)
+    assert list(Consumers(tmp_path / "consumers").progress[1, 9].ahead) == [3, 4]
+    consumers.flush()
+
+
+def test_a_replacement_that_failed_leaves_the_journal_in_use(tmp_path):
+    consumers = Consumers(tmp_path / "consumers", writable=True)
+    consumers.append([record(ConsumerKind.OFFSET, 5)])
+    disk.arm("consumers.replace", "ENOSPC")
+    with pytest.raises(StoreUnusable) as caught:
+        consumers.compact()
+    assert not isinstance(caught.value, FlushFailed)
+    disk.arm("consumers.flush_directory", "EIO")
+    with pytest.raises(FlushFailed):
+        consumers.compact()
+    disk.arm(None)
 
 
 def test_the_last_record_about_an_entry_counts(tmp_path):

@@ -1,0 +1,189 @@
+"""Batching: callers who come at the same time share a request, and no one hears of another's mistake.
+
+A caller hands in a **parcel**: items that belong together, all or none. A thread takes what waits and sends it as one
+request; what comes meanwhile is the next one. So one caller alone never waits for company, and many are batched by the time
+that a request takes anyway. `linger_s` makes those who came while a request was under way wait a little longer for more.
+
+A request that is refused because of its content (4xx) is cut in two and sent again, until the culprit stands alone: a server
+takes a batch whole or not at all, so nothing was stored. A parcel is never cut.
+
+    parcel:  waiting → taken → answered | failed            waiting → cancelled (its future was)
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from escrow.errors import Closed, Refused, Unreachable
+
+_Item = TypeVar("_Item")
+_Answer = TypeVar("_Answer")
+
+#: Refusals that are about the caller, the moment or the server, not about one item among others.
+_OF_ALL: Final = frozenset({401, 408, 429})
+#: A request is cut off near this size, so that one large body does not make its neighbours wait.
+BATCH_BYTES_MAX: Final = 1 << 20
+
+
+@dataclass(slots=True)
+class _Parcel(Generic[_Item, _Answer]):
+    items: Sequence[_Item]
+    size_bytes: int
+    came_at: float
+    #: Nothing was under way when it came: it does not linger.
+    at_once: bool
+    future: Future[list[_Answer]] = field(default_factory=Future)
+
+
+class Batcher(Generic[_Item, _Answer]):
+    """`submit(items).result()` are the answers, in order. Parcels with different keys never share a request.
+
+    send(key, items, give_up_at) makes one request; its time ends at the monotonic time `give_up_at`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        send: Callable[[Hashable, Sequence[_Item], float], Sequence[_Answer]],
+        *,
+        linger_s: float = 0.0,
+        batch_max: int = 256,
+        retry_for_s: float = 30.0,
+        timeout_s: float = 10.0,
+    ) -> None:
+        if batch_max < 1:
+            raise ValueError(f"batch_max: is {batch_max}, must be at least 1 (1 sends everything alone)")
+        if linger_s < 0:
+            raise ValueError(f"linger_s: is {linger_s}, must not be negative")
+        self._name, self._send = name, send
+        self._linger_s, self._batch_max = linger_s, batch_max
+        self._retry_for_s, self._late_after_s = retry_for_s, retry_for_s + timeout_s
+        self._changed = threading.Condition()  # reentrant: close() may come from a signal handler
+        self._waiting: dict[Hashable, deque[_Parcel[_Item, _Answer]]] = {}
+        self._busy = self._closing = False
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+
+    # --- callers ----------------------------------------------------------------------------------------------------------
+    def submit(self, items: Sequence[_Item], *, size_bytes: int = 0, key: Hashable = None) -> Future[list[_Answer]]:
+        """Answers to these items. Cancelling the future helps until they are taken."""
+        if os.getpid() != self._pid:  # before the lock: in a forked child it may be held by a thread that is not there
+            raise Closed(f"made in process {self._pid} and used in {os.getpid()}: make one after the fork")
+        with self._changed:
+            if self._closing:
+                raise Closed(f"{self._name}: closed")
+            idle = not self._busy and not self._waiting
+            parcel: _Parcel[_Item, _Answer] = _Parcel(items, size_bytes, time.monotonic(), idle)
+            if not items:
+                parcel.future.set_result([])
+                return parcel.future
+            self._waiting.setdefault(key, deque()).append(parcel)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"escrow-{self._name}", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        return parcel.future
+
+    def close(self, timeout_s: float) -> bool:
+        """What was handed in is still sent. True when everything was in this time."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def abandon(self) -> None:
+        """What waits is not sent any more; those who handed it in hear `Closed`."""
+        with self._changed:
+            parcels = [parcel for queue in self._waiting.values() for parcel in queue]
+            self._waiting.clear()
+        for parcel in parcels:
+            if parcel.future.set_running_or_notify_cancel():
+                parcel.future.set_exception(Closed(f"{self._name}: closed before this was sent"))
+
+    # --- the thread -------------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                while not self._waiting and not self._closing:
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+                self._busy = True
+                self._linger()
+                key, parcels = self._take()
+            self._deliver(key, parcels)
+
+    def _linger(self) -> None:
+        """Wait until the oldest parcel has lingered, or a request is full."""
+        queue = next(iter(self._waiting.values()))
+        oldest = queue[0]
+        while not oldest.at_once and not self._closing and sum(len(parcel.items) for parcel in queue) < self._batch_max:
+            left_s = oldest.came_at + self._linger_s - time.monotonic()
+            if left_s <= 0:
+                return
+            self._changed.wait(left_s)
+
+    def _take(self) -> tuple[Hashable, list[_Parcel[_Item, _Answer]]]:
+        """The oldest key's parcels, as many as make one request; what is left of them goes behind the other keys."""
+        key = next(iter(self._waiting), None)
+        queue = self._waiting.pop(key, deque())
+        taken: list[_Parcel[_Item, _Answer]] = []
+        count = size_bytes = 0
+        while queue and (not taken or self._fits(count + len(queue[0].items), size_bytes + queue[0].size_bytes)):
+            parcel = queue.popleft()
+            if parcel.future.set_running_or_notify_cancel():
+                taken.append(parcel)
+                count, size_bytes = count + len(parcel.items), size_bytes + parcel.size_bytes
+        if queue:
+            self._waiting[key] = queue
+        return key, taken
+
+    def _fits(self, count: int, size_bytes: int) -> bool:
+        return count <= self._batch_max and size_bytes <= BATCH_BYTES_MAX
+
+    def _deliver(self, key: Hashable, parcels: list[_Parcel[_Item, _Answer]]) -> None:
+        """Send parcels as one request, or as few as the culprits among them allow."""
+        patient = self._without_late(parcels)
+        if not patient:
+            return
+        try:
+            items = [item for parcel in patient for item in parcel.items]
+            answers = self._send(key, items, patient[-1].came_at + self._retry_for_s)
+        except Exception as error:
+            if len(patient) > 1 and _is_of_one(error):
+                middle = len(patient) // 2
+                self._deliver(key, patient[:middle])
+                self._deliver(key, patient[middle:])
+                return
+            for parcel in patient:
+                parcel.future.set_exception(error)
+            return
+        at = 0
+        for parcel in patient:
+            parcel.future.set_result(list(answers[at : at + len(parcel.items)]))
+            at += len(parcel.items)
+
+    def _without_late(self, parcels: list[_Parcel[_Item, _Answer]]) -> list[_Parcel[_Item, _Answer]]:
+        """A caller whose time went by while others were being served is told so, and nothing of his is sent."""
+        now = time.monotonic()
+        for parcel in parcels:
+            if now >= parcel.came_at + self._late_after_s:
+                late = Unreachable(f"{self._name}: could not be sent within {self._late_after_s} s", maybe_done=False)
+                parcel.future.set_exception(late)
+        return [parcel for parcel in parcels if not parcel.future.done()]
+
+
+def _is_of_one(error: Exception) -> bool:
+    """The refusal may be about one parcel only."""
+    return isinstance(error, Refused) and 400 <= error.status < 500 and error.status not in _OF_ALL

@@ -1,0 +1,170 @@
+"""The check loop: waits for Escrow's questions about halves, has the listener answer them, says the answers.
+
+    poller    long-polls, which makes the group live; takes no more than the workers can soon answer
+    workers   call the listener, one check at a time each
+
+Only an `Outcome` that the listener returns settles anything. An exception, None, or anything else is UNKNOWN with a remark, so
+that the half's history tells what went wrong. A check that is not answered is asked again in the next round: nothing here needs to
+survive a crash.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final
+
+from escrow.api import Api
+from escrow.errors import EscrowError, Refused
+from escrow.messages import Check, End, EndAnswer, Outcome, outcome_of, remark_of
+from escrow.transport import Aborted, Backoff
+
+log: Final = logging.getLogger("escrow.checks")
+
+#: Checks that one worker may have before it.
+HELD_PER_WORKER: Final = 8
+#: An empty answer sooner than this was no long poll: the server is stopping, or does not wait.
+TOO_SOON_S: Final = 0.05
+
+
+class CheckLoop:
+    """Runs from `start` to `stop`."""
+
+    def __init__(
+        self,
+        api: Api,
+        group: str,
+        member: str,
+        listener: Callable[[Check], object],
+        end: Callable[[End], Future[list[EndAnswer]]],
+        *,
+        workers: int = 4,
+        wait_s: float = 30.0,
+    ) -> None:
+        if workers < 1:
+            raise ValueError(f"check_threads: is {workers}, must be at least 1")
+        self._api, self._group, self._member = api, group, member
+        self._listener, self._end, self._wait_s = listener, end, wait_s
+        self._changed = threading.Condition()
+        self._inbox: deque[Check] = deque()
+        self._held, self._held_max = 0, workers * HELD_PER_WORKER
+        self._stopping = threading.Event()
+        self._no_more = False
+        self._backoff = Backoff(first_s=0.1, most_s=5.0)
+        self._failing = ""
+        names = [("escrow-checks", self._poll_forever)]
+        names += [(f"escrow-check-{number}", self._work) for number in range(workers)]
+        self._threads = [threading.Thread(target=target, name=name, daemon=True) for name, target in names]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, give_up_at: float) -> bool:
+        """No more questions; those in hand are answered. True when all of that was done before this monotonic time."""
+        self._stopping.set()
+        self._api.transport.abort_polls()
+        with self._changed:
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():  # a listener may close its own producer
+                thread.join(max(0.0, give_up_at - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads if thread is not threading.current_thread())
+
+    # --- the poller -------------------------------------------------------------------------------------------------------
+    def _poll_forever(self) -> None:
+        try:
+            while room := self._wait_for_room():
+                self._poll(room)
+        finally:
+            with self._changed:
+                self._no_more = True
+                self._changed.notify_all()
+
+    def _poll(self, room: int) -> None:
+        begun_at = time.monotonic()
+        try:
+            checks = self._api.poll_checks(self._group, self._member, max=room, wait_s=self._wait_s)
+        except Aborted:
+            return
+        except EscrowError as error:
+            self._failed(error)
+            return
+        with self._changed:
+            self._inbox.extend(checks)
+            self._held += len(checks)
+            self._changed.notify_all()
+        self._worked(bool(checks) or time.monotonic() - begun_at >= TOO_SOON_S)
+
+    def _wait_for_room(self) -> int:
+        """How many checks may be taken; 0 when the loop stops."""
+        with self._changed:
+            while self._held >= self._held_max and not self._stopping.is_set():
+                self._changed.wait()
+            return 0 if self._stopping.is_set() else self._held_max - self._held
+
+    def _failed(self, error: EscrowError) -> None:
+        """Says so once, however long it lasts, and pauses."""
+        if self._stopping.is_set():
+            return
+        if str(error) != self._failing:
+            log.warning("no check requests for group %s: %s; trying again", self._group, error)
+            self._failing = str(error)
+        retry_after_s = error.retry_after_s if isinstance(error, Refused) else None
+        self._stopping.wait(self._backoff.next_s(retry_after_s or 0.0))
+
+    def _worked(self, waited: bool) -> None:
+        if self._failing:
+            log.info("check requests for group %s come again", self._group)
+            self._failing = ""
+        if waited:
+            self._backoff.reset()
+        else:
+            self._stopping.wait(self._backoff.next_s())
+
+    # --- the workers ------------------------------------------------------------------------------------------------------
+    def _work(self) -> None:
+        while (check := self._next()) is not None:
+            try:
+                self._answer(check)
+            finally:
+                with self._changed:
+                    self._held -= 1
+                    self._changed.notify_all()
+
+    def _next(self) -> Check | None:
+        with self._changed:
+            while not self._inbox:
+                if self._no_more:
+                    return None
+                self._changed.wait()
+            return self._inbox.popleft()
+
+    def _answer(self, check: Check) -> None:
+        try:
+            outcome, remark = outcome_of(self._listener(check), "on_check")
+        except BaseException as error:  # sys.exit() in a listener included: it must not end this thread unheard
+            log.warning("on_check failed for %s: it is answered UNKNOWN", check.id, exc_info=error)
+            outcome, remark = Outcome.UNKNOWN, remark_of(error)
+        try:
+            said = self._end(End(check.id, outcome, remark, from_check=True))
+        except EscrowError as error:
+            log.warning("the answer %s for %s was not sent (%s): it will be asked again", outcome, check.id, error)
+            return
+        said.add_done_callback(lambda done: _note(done, check, outcome))
+
+
+def _note(said: Future[list[EndAnswer]], check: Check, outcome: Outcome) -> None:
+    if said.cancelled():
+        return
+    error = said.exception()
+    if error is not None:
+        log.warning("the answer %s for %s was not taken (%s): it will be asked again", outcome, check.id, error)
+        return
+    [answer] = said.result()
+    if not answer.stands and outcome is not Outcome.UNKNOWN:
+        log.error("the answer %s for %s came to nothing: %s %s %s", outcome, check.id, answer.verdict, answer.reason, answer.state)

@@ -1,0 +1,316 @@
+"""HTTP calls over kept connections: one call is one or more attempts, until an answer, a refusal or the end of patience.
+
+    Transport.call
+      1  take a kept connection that is still open, or connect
+      2  send, read the whole answer, keep the connection
+      3  an answer of 2xx is decoded; any other becomes an error of escrow.errors
+      4  where that error may pass and the call may be repeated: pause with jitter, or as long as Retry-After asks, and again at 1
+
+Whether a call may be repeated is the caller's knowledge (`Repeat`). The clock is monotonic and measures patience only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPSConnection
+from typing import Any, Final
+from urllib.parse import quote, urlencode, urlsplit
+
+from escrow.errors import BadAnswer, Closed, EscrowError, Refused, Unreachable, refusal
+
+#: Connections kept for the next call; more may be open while calls are under way.
+KEPT_MAX: Final = 16
+#: How much of an answer that is no JSON is shown.
+SHOWN_CHARACTERS: Final = 200
+#: Statuses that may pass by themselves. A 500 is a defect: it would come again.
+_PASSING: Final = frozenset({429, 502, 503, 504})
+
+
+class Repeat(Enum):
+    """When a failed attempt may be followed by another."""
+
+    #: Carrying it out twice does no harm: it has a dedup_key, or it only says again what was said.
+    ALWAYS = "always"
+    #: Only where it was certainly not carried out: no connection, or Escrow said so.
+    IF_NOT_DONE = "if not done"
+    #: The caller has a loop of its own.
+    NEVER = "never"
+
+
+class Aborted(Unreachable):
+    """A long poll that `abort_polls` ended. Stays within the SDK."""
+
+
+class Backoff:
+    """Pauses between attempts: each at random between nothing and a bound that doubles, so that a thousand clients that lost
+    the same server do not come back as one."""
+
+    def __init__(self, first_s: float = 0.05, most_s: float = 2.0) -> None:
+        self._first_s, self._most_s, self._bound_s = first_s, most_s, first_s
+
+    def next_s(self, at_least_s: float = 0.0) -> float:
+        pause_s = at_least_s + random.uniform(0.0, self._bound_s)
+        self._bound_s = min(self._bound_s * 2, self._most_s)
+        return pause_s
+
+    def reset(self) -> None:
+        self._bound_s = self._first_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    path: str
+    content: bytes | None
+    headers: Mapping[str, str]
+    #: How long Escrow may hold the answer back; None: it is no long poll.
+    wait_s: float | None
+
+
+def tls_context(*, ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None) -> ssl.SSLContext:
+    """A context for `tls=`: an authority of your own, and a client certificate where Escrow asks for one."""
+    context = ssl.create_default_context(cafile=ca_file)
+    if cert_file is not None:
+        context.load_cert_chain(cert_file, key_file)
+    return context
+
+
+def path_of(*parts: str) -> str:
+    """A path whose parts are quoted: names of groups and topics come from users."""
+    return "/" + "/".join(quote(part, safe="") for part in parts)
+
+
+class Transport:
+    """Calls to one Escrow. For any number of threads."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | Callable[[], str] | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = 10.0,
+        retry_for_s: float = 30.0,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"url: {url!r} is not like http://127.0.0.1:7480 or https://escrow.example")
+        self._host, self._port, self._prefix = parts.hostname, parts.port, parts.path.rstrip("/")
+        if parts.scheme == "http":
+            if tls is not None:
+                raise ValueError(f"tls: is of no use with {url!r}; write https://")
+            self._tls = None
+        else:
+            self._tls = tls or ssl.create_default_context()
+        self.url, self._token, self.timeout_s, self.retry_for_s = url, token, timeout_s, retry_for_s
+        self._lock = threading.RLock()
+        self._kept: list[HTTPConnection] = []
+        self._polls: set[HTTPConnection] = set()
+        self._poll_epoch = 0
+        self._closed = threading.Event()
+        self._pid = os.getpid()
+
+    # --- calls ------------------------------------------------------------------------------------------------------------
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        content: object = None,
+        repeat: Repeat = Repeat.ALWAYS,
+        give_up_at: float | None = None,
+        wait_s: float | None = None,
+    ) -> Any:
+        """The decoded answer. No attempt begins after the monotonic time `give_up_at` (without it: `retry_for_s` from now) but the
+        first one; each may take `timeout_s`."""
+        request = self._request(method, path, query, content, wait_s)
+        if give_up_at is None:
+            give_up_at = time.monotonic() + self.retry_for_s
+        backoff = Backoff()
+        while True:
+            try:
+                return self._attempt(request)  # 1 to 3
+            except EscrowError as error:
+                pause_s = _pause_s(error, repeat, backoff)  # 4
+                if pause_s is None or time.monotonic() + pause_s >= give_up_at:
+                    raise
+            if self._closed.wait(pause_s):
+                raise Closed("closed while waiting to try again")
+
+    def _request(
+        self, method: str, path: str, query: Mapping[str, object] | None, content: object, wait_s: float | None
+    ) -> _Request:
+        target = self._prefix + path
+        if query:
+            target += "?" + urlencode({name: value for name, value in query.items() if value is not None})
+        headers = {"Accept": "application/json"}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token() if callable(self._token) else self._token}"
+        body = None
+        if content is not None:
+            headers["Content-Type"] = "application/json"
+            body = json.dumps(content, separators=(",", ":")).encode()
+        return _Request(method, target, body, headers, wait_s)
+
+    def _attempt(self, request: _Request) -> Any:
+        epoch = self._poll_epoch
+        connection = self._open(self.timeout_s + (request.wait_s or 0.0))  # 1
+        try:
+            if request.wait_s is not None:
+                self._enter_poll(connection, epoch)
+            try:
+                status, headers, answer = _exchange(connection, request)  # 2
+            finally:
+                with self._lock:
+                    self._polls.discard(connection)
+        except (OSError, HTTPException, EscrowError) as error:
+            connection.close()
+            if self._poll_epoch != epoch and request.wait_s is not None:
+                raise Aborted("the poll was ended from this side", maybe_done=True) from None
+            if isinstance(error, EscrowError):
+                raise
+            detail = f"{request.method} {self.url}: no answer ({type(error).__name__}: {error})"
+            raise Unreachable(detail, maybe_done=True) from error
+        except BaseException:
+            connection.close()  # an interrupt in the middle: what comes next on this connection belongs to nobody
+            raise
+        self._keep(connection)
+        return _decoded(status, headers, answer)  # 3
+
+    # --- connections ------------------------------------------------------------------------------------------------------
+    def _open(self, timeout_s: float) -> HTTPConnection:
+        """A connection that answers within this time, or fails."""
+        if self._closed.is_set():
+            raise Closed("this producer or consumer is closed")
+        if os.getpid() != self._pid:
+            raise Closed(f"made in process {self._pid} and used in {os.getpid()}: make one after the fork")
+        connection = self._kept_one()
+        if connection is not None:
+            connection.sock.settimeout(timeout_s)
+            return connection
+        if self._tls is None:
+            connection = HTTPConnection(self._host, self._port, timeout=timeout_s)
+        else:
+            connection = HTTPSConnection(self._host, self._port, timeout=timeout_s, context=self._tls)
+        try:
+            connection.connect()
+        except OSError as error:
+            connection.close()
+            raise Unreachable(f"{self.url}: no connection ({error})", maybe_done=False) from error
+        return connection
+
+    def _kept_one(self) -> HTTPConnection | None:
+        """The one that was used last and is still open. Nothing is due on it, so what can be read is its end."""
+        while True:
+            with self._lock:
+                if not self._kept:
+                    return None
+                connection = self._kept.pop()
+            if not _readable(connection.sock):
+                return connection
+            connection.close()
+
+    def _keep(self, connection: HTTPConnection) -> None:
+        if connection.sock is None:  # Escrow wanted it closed
+            return
+        with self._lock:
+            if len(self._kept) < KEPT_MAX and not self._closed.is_set():
+                self._kept.append(connection)
+                return
+        connection.close()
+
+    # --- the end ----------------------------------------------------------------------------------------------------------
+    def _enter_poll(self, connection: HTTPConnection, epoch: int) -> None:
+        with self._lock:
+            if self._poll_epoch != epoch:
+                raise Aborted("the poll was ended before it began", maybe_done=False)
+            self._polls.add(connection)
+
+    def abort_polls(self) -> None:
+        """Long polls that wait come back at once, with `Aborted`. Other calls go on."""
+        with self._lock:
+            self._poll_epoch += 1
+            for connection in self._polls:
+                with suppress(OSError):
+                    # Not the TLS socket's own method: that pulls the session away under the thread which reads.
+                    socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Calls that wait to try again give up; calls under way end by themselves."""
+        self._closed.set()
+        self.abort_polls()
+        with self._lock:
+            kept, self._kept = self._kept, []
+        for connection in kept:
+            connection.close()
+
+
+def _exchange(connection: HTTPConnection, request: _Request) -> tuple[int, HTTPMessage, bytes]:
+    connection.request(request.method, request.path, request.content, dict(request.headers))
+    response = connection.getresponse()
+    return response.status, response.headers, response.read()
+
+
+def _decoded(status: int, headers: HTTPMessage, answer: bytes) -> Any:
+    try:
+        decoded = json.loads(answer) if answer else None
+    except ValueError:
+        decoded = None
+    if 200 <= status < 300:
+        if isinstance(decoded, dict):
+            return decoded
+        raise BadAnswer(f"{status} with {_shown(answer)}: is this URL an Escrow?")
+    raise _refusal(status, decoded if isinstance(decoded, dict) else {}, headers, answer)
+
+
+def _refusal(status: int, problem: Mapping[str, Any], headers: HTTPMessage, answer: bytes) -> Refused:
+    return refusal(
+        status,
+        str(problem.get("code") or f"http_{status}"),
+        str(problem.get("detail") or problem.get("title") or _shown(answer)),
+        title=str(problem.get("title") or ""),
+        field=str(problem.get("field") or ""),
+        retry_after_s=_seconds(headers.get("Retry-After")),
+    )
+
+
+def _shown(answer: bytes) -> str:
+    return repr(answer[:SHOWN_CHARACTERS].decode(errors="replace")) if answer else "an empty body"
+
+
+def _seconds(header: str | None) -> float | None:
+    """Retry-After, where it is a number of seconds. (A date would need two clocks that agree.)"""
+    try:
+        return max(0.0, float(header)) if header else None
+    except ValueError:
+        return None
+
+
+def _pause_s(error: EscrowError, repeat: Repeat, backoff: Backoff) -> float | None:
+    """How long to wait before the next attempt; None: there is none."""
+    if repeat is Repeat.NEVER or isinstance(error, Aborted):
+        return None
+    if isinstance(error, Unreachable) and (repeat is Repeat.ALWAYS or not error.maybe_done):
+        return backoff.next_s()
+    if isinstance(error, Refused) and error.status in _PASSING:
+        return backoff.next_s(error.retry_after_s or 0.0)
+    return None
+
+
+def _readable(sock: socket.socket) -> bool:
+    """Something lies ready on this socket, or its other end has gone."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,144 @@
+"""What a consumer is given, and the words it is given in: deliveries, receipts, dead letters, tag filters.
+
+A receipt is `group_no-queue_key-queue_offset-attempt-visible_at_ms`, in hexadecimal digits. It counts as long as it is the last one
+of its entry: a later hand-out or another visibility time makes it stale. It is made of what the journal keeps, so it is good after
+a restart too. It is no secret: whoever may consume for a group may forge its receipts, and harms only that group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from ingest.errors import InvalidRequest
+from ingest.group_queue import Handed, TagFilter
+from store.frames import (
+    DLQ_ATTEMPTS,
+    DLQ_ORIGIN_OFFSET,
+    DLQ_ORIGIN_QUEUE,
+    DLQ_ORIGIN_TOPIC,
+    KEYS,
+    OWN_PROPERTIES,
+    TAGS,
+    Frame,
+    FrameKind,
+    tags_code,
+)
+from store.records import topic_of_key
+
+_HIDDEN: Final = OWN_PROPERTIES | {KEYS, TAGS}
+_ALL: Final = TagFilter()
+
+
+class Receipt(NamedTuple):
+    group_no: int
+    queue_key: int
+    queue_offset: int
+    attempt: int
+    visible_at_ms: int
+
+    def __str__(self) -> str:
+        return "-".join([f"{part:x}" for part in self])
+
+
+def parse_receipt(text: str, field_name: str) -> Receipt:
+    parts = text.split("-")
+    if len(parts) == len(Receipt._fields) and len(text) <= 80 and all(part.isascii() and part.isalnum() for part in parts):
+        try:
+            return Receipt(*[int(part, 16) for part in parts])
+        except ValueError:
+            pass
+    raise InvalidRequest(f"{field_name}: {text[:40]!r} is no receipt: send back what came with the message")
+
+
+def parse_tags(text: str) -> TagFilter:
+    """`a||b`; nothing or `*` takes all."""
+    tags = [tag.strip() for tag in text.split("||")]
+    if text.strip() in ("", "*"):
+        return _ALL
+    if "" in tags or "*" in tags:
+        raise InvalidRequest(f"tags: {text[:40]!r} has an empty tag or a * among others: write a||b, or * for all")
+    return TagFilter("||".join(sorted(set(tags))), frozenset(tags), frozenset(tags_code(tag) for tag in tags))
+
+
+class _Content:
+    """What a message says, read from its frame."""
+
+    __slots__ = ()
+    frame: Frame
+
+    @property
+    def key(self) -> str:
+        return self.frame.properties.get(KEYS, "")
+
+    @property
+    def tags(self) -> str:
+        return self.frame.properties.get(TAGS, "")
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The producer's own, without key and tags."""
+        return {name: value for name, value in self.frame.properties.items() if name not in _HIDDEN}
+
+    @property
+    def body(self) -> bytes:
+        return self.frame.body
+
+    @property
+    def born_at_ms(self) -> int:
+        return self.frame.fields["born_at_ms"]
+
+    @property
+    def stored_at_ms(self) -> int:
+        return self.frame.stored_at_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery(_Content):
+    """A message in a consumer's hand. `attempt` counts from 1."""
+
+    receipt: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    attempt: int
+    frame: Frame
+    handed: Handed = field(repr=False, compare=False)
+
+    @property
+    def half_offset(self) -> int:
+        """Of the transaction that released it; -1 for an ordinary message."""
+        return self.frame.queue_offset if self.frame.kind == FrameKind.HALF else -1
+
+
+def delivery(handed: Handed, topic: str) -> Delivery:
+    queue = handed.queue
+    receipt = Receipt(queue.group_no, queue.queue_key, handed.queue_offset, handed.attempts, handed.visible_at_ms)
+    queue_id = topic_of_key(queue.queue_key)[1]
+    return Delivery(str(receipt), topic, queue_id, handed.queue_offset, handed.attempts, handed.frame, handed)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter(_Content):
+    """A message that a group was given too often. `id` names it for the replay; topic, queue and offset say where it came from."""
+
+    id: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    attempts: int
+    frame: Frame
+
+    @property
+    def dead_at_ms(self) -> int:
+        return self.frame.stored_at_ms
+
+
+def dead_letter(id: str, frame: Frame) -> DeadLetter:
+    """A frame of a dead-letter topic; one that somebody else put there has no origin."""
+    said = frame.properties
+    queue_id, queue_offset, attempts = (
+        int(said[name]) if said.get(name, "").isdecimal() else -1 for name in (DLQ_ORIGIN_QUEUE, DLQ_ORIGIN_OFFSET, DLQ_ATTEMPTS)
+    )
+    return DeadLetter(id, said.get(DLQ_ORIGIN_TOPIC, ""), queue_id, queue_offset, max(attempts, 0), frame)
