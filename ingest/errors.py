@@ -18,6 +18,8 @@ EdgeError
 ├── Forbidden              the token is known, and lacks the role that this needs
 ├── GroupsUnusable         the file about producer groups cannot be read or used
 ├── QuotaExceeded          the group has used up a quota; `retry_after_s` says when to try again
+├── RefusedByService       the transaction service that is plugged in says no
+├── ServiceFailed          the transaction service that is plugged in failed
 ├── Overloaded             more waits for a flush, or is being received, than may: try again later
 ├── Closing                the edge is stopping: try again later
 └── EdgeFailed             the store failed; the edge must be started again
@@ -149,6 +151,18 @@ class QuotaExceeded(EdgeError):
     def __init__(self, text: str, retry_after_s: float) -> None:
         super().__init__(text)
         self.retry_after_s = retry_after_s
+
+
+class RefusedByService(EdgeError):
+    """A plug-in says no; the text is its own."""
+
+    code, status = "refused_by_service", 403
+
+
+class ServiceFailed(EdgeError):
+    """A plug-in failed."""
+
+    code, status = "service_failed", 500
 
 
 class Overloaded(EdgeError):

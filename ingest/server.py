@@ -32,6 +32,7 @@ from ingest.core import HEARTBEAT_S, Edge
 from ingest.door import Door
 from ingest.errors import CannotStart, EdgeError
 from ingest.figures import edge_figures
+from ingest.plugged import make_edge
 from ingest.routes import make_routes
 from store.errors import GeometryMismatch, StoreError, StoreUnusable
 
@@ -93,7 +94,7 @@ async def serve(settings: Settings) -> int:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     access, context = Access(settings), tls.server_context(settings)
     listening = bind(settings, access)  # 1
-    edge = Edge(settings)
+    edge = make_edge(settings)
     await edge.open()  # 2
     endpoint = Endpoint(edge, settings, access)
     await endpoint.door.open(listening, context)  # 3
