@@ -47,7 +47,7 @@ atexit.register(_close_all)
 
 def own_name() -> str:
     """A name for this member or consumer that nobody else has, and that an operator can find."""
-    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    return f"{socket.gethostname()[:64]}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 #: A message and the dedup_key under which it is sent, again and again if need be.

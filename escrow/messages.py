@@ -205,10 +205,13 @@ class Delivered:
     properties: Mapping[str, str]
     born_at_ms: int
     stored_at_ms: int
+    #: Of the half that it was; empty for an ordinary message.
+    transaction_id: str = ""
 
     @classmethod
     def from_json(cls, wire: Mapping[str, Any], topic: str) -> Delivered:
         return cls(
+            transaction_id=wire.get("transaction_id") or "",
             receipt=wire["receipt"],
             queue_id=wire["queue_id"],
             queue_offset=wire["queue_offset"],
