@@ -122,7 +122,7 @@ class Api:
 
     def seek(self, topic: str, group: str, to: str | int) -> list[Position]:
         """Put a consumer group to "earliest", "latest" or a time (milliseconds, or RFC 3339)."""
-        answer = self.transport.call("POST", path_of("v1", "topics", topic, "seek"), content={"group": group, "to": to})
+        answer = self.transport.call("POST", path_of("v1", "topics", topic, "seek"), content={"group": group, "to": str(to)})
         return _answers(answer, "queues", Position.from_json)
 
     def dead_letters(self, group: str, *, max: int = 32, after: str | None = None) -> tuple[list[DeadLetter], str | None]:
