@@ -78,6 +78,17 @@ class InnerService:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
+class _Held:
+    """What a poll passes over: what its caller says, and what the service has held back meanwhile."""
+
+    def __init__(self, passing_over: Container[int]) -> None:
+        self._passing_over = passing_over
+        self.half_offsets: set[int] = set()
+
+    def __contains__(self, half_offset: object) -> bool:
+        return half_offset in self.half_offsets or half_offset in self._passing_over
+
+
 class PluggedEdge(Edge):
     """An edge whose transactions go through a plug-in."""
 
@@ -123,12 +134,24 @@ class PluggedEdge(Edge):
     async def poll_checks(
         self, group: str, member: str, max_requests: int = 32, wait_s: float = 0.0, *, passing_over: Container[int] = ()
     ) -> AsyncIterator[Handover]:
-        async with super().poll_checks(group, member, max_requests, wait_s, passing_over=passing_over) as handover:
-            if handover.requests:
-                requests = [public_request(request, self.id_of(request)) for request in handover.requests]
-                passed = {request.transaction_id for request in await self._ask("check", group, member, requests)}
-                self.put_back(handover.keep([request.transaction_id in passed for request in requests]))
-            yield handover
+        """What the service holds back is left alone for the rest of this poll, which waits on."""
+        clock_s = asyncio.get_running_loop().time
+        deadline_s, held = clock_s() + wait_s, _Held(passing_over)
+        while True:
+            left_s = max(deadline_s - clock_s(), 0.0)
+            async with super().poll_checks(group, member, max_requests, left_s, passing_over=held) as handover:
+                if not handover.requests or await self._pass(handover, held) or not left_s:
+                    yield handover
+                    return
+
+    async def _pass(self, handover: Handover, held: _Held) -> bool:
+        """Ask the service which of the requests may go; the others are put back. Is any left?"""
+        requests = [public_request(request, self.id_of(request)) for request in handover.requests]
+        passed = {request.transaction_id for request in await self._ask("check", handover.group, handover.member, requests)}
+        rest = handover.keep([request.transaction_id in passed for request in requests])
+        held.half_offsets.update(rest.half_offsets)
+        self.put_back(rest)
+        return bool(handover.requests)
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         """A call of the service. What the edge itself refused comes through as it is."""

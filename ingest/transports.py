@@ -111,6 +111,9 @@ class Courier:
                 await self._pull()
             except Closing:
                 return
+            except (EdgeError, StoreError) as error:
+                self._note(str(error))
+                await asyncio.sleep(LOOK_S)
             except Exception as error:  # a defect of ours must not end check delivery for the group
                 self._note(f"{type(error).__name__}: {error}")
                 LOG.exception("check delivery to group %s", self.group)
@@ -147,9 +150,9 @@ class Courier:
             async with polled:
                 if handover.requests:
                     await self.hand_over(handover)
-        except NotHandedOver as error:
+        except Exception as error:  # NotHandedOver, or a defect of ours: the requests are back in the queue either way
             self._declined.update(taken)
-            self._note(str(error))
+            self._note(str(error) if isinstance(error, NotHandedOver) else f"{type(error).__name__}: {error}")
             self.breaker.failed()
             return
         if handover.requests:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import ssl
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ ANSWER_MAX_BYTES: Final = 64 << 10
 SECRET_MIN_CHARACTERS: Final = 16
 OUTCOMES: Final = ("commit", "rollback", "unknown")
 _AGAIN: Final = frozenset({408, 425, 429})
+# It would log every URL, and a query may hold what is nobody's business.
+logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 class NotHandedOver(Exception):

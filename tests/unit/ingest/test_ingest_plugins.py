@@ -358,7 +358,9 @@ def test_what_the_service_holds_back_is_not_counted(tmp_path, install):
         await w.poll()
         w.round(after_ms=10_000)
         await w.waiting(1)
-        assert await w.poll(member="night") == []
+        began_s = time.monotonic()
+        assert await w.poll(member="night", wait_s=0.3) == []
+        assert time.monotonic() - began_s >= 0.29, "the poll waits on: no client asks in a loop"
         assert w.ops() == []
         assert await w.poll(member="day") == [id]
         await ops(w, OpKind.ASKED)
