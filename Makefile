@@ -23,7 +23,7 @@ RUN ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --retries 8
-BENCHES := bench-store bench-streaming bench-ingest
+BENCHES := bench-store bench-consume bench-streaming bench-ingest
 
 # The environment is rebuilt, whatever its age, when its interpreter has gone, when the checkout has moved, and when PYTHON
 # was named and is of another version.
@@ -66,6 +66,9 @@ bench: $(BENCHES) ## all benchmarks
 
 bench-store: venv ## benchmarks of the store
 	$(BIN)/python -m benchmarks.store
+
+bench-consume: venv ## benchmarks of consumer pull, on the edge's core
+	$(BIN)/python -m benchmarks.consume
 
 bench-streaming: venv ## benchmarks of the streaming job, with real Spark (about 6 minutes)
 	$(BIN)/python -m benchmarks.streaming

@@ -39,7 +39,7 @@ class TailAndQueues(RuleBasedStateMachine):
     def begin(self, queues: int) -> None:
         self.directory = tempfile.TemporaryDirectory()
         self.root = Path(self.directory.name) / "store"
-        self.options = {"default_queues": queues}
+        self.options: dict[str, Any] = {"default_queues": queues}
         self.service = Service(self.root, edge_options=self.options)
         self.cursors = Cursors(self.root / "edge.cursors", writable=True)
         self.cursors[cursor.BOOT] = BOOT
@@ -235,7 +235,7 @@ class TailAndQueues(RuleBasedStateMachine):
         first = max(first, begin)
         if first >= end:
             return
-        entries = []
+        entries: list[tuple[int, int, int]] = []
         while first + len(entries) < end:
             found = self.tail.entries(key, first + len(entries), end)
             assert found, "entries within the extent can be read"
