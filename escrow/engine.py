@@ -43,6 +43,8 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
+# A forked child has the parent's producers, but none of their threads; ending must not shut the parent's sockets down.
+os.register_at_fork(after_in_child=_open.clear)
 
 
 def own_name() -> str:
@@ -121,6 +123,8 @@ class Engine:
         2  everything that was handed in is sent
         3  what could not be sent in time hears `Closed`, the connections are closed
         """
+        if self.api.transport.is_foreign:
+            return True
         give_up_at = time.monotonic() + timeout_s
         done = self._checks is None or self._checks.stop(give_up_at)  # 1
         for batcher in (self._halves, self._messages, self._ends):  # 2

@@ -219,7 +219,7 @@ class Transport:
         """A connection that answers within this time, or fails."""
         if self._closed.is_set():
             raise Closed("this producer or consumer is closed")
-        if os.getpid() != self._pid:
+        if self.is_foreign:
             raise Closed(f"made in process {self._pid} and used in {os.getpid()}: make one after the fork")
         connection = self._kept_one()
         if connection is not None:
@@ -257,6 +257,11 @@ class Transport:
         connection.close()
 
     # --- the end ----------------------------------------------------------------------------------------------------------
+    @property
+    def is_foreign(self) -> bool:
+        """This is a forked child: sockets and locks belong to the parent's threads, and must be left alone."""
+        return os.getpid() != self._pid
+
     def _enter_poll(self, connection: HTTPConnection, epoch: int) -> None:
         with self._lock:
             if self._poll_epoch != epoch:
