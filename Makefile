@@ -75,6 +75,7 @@ bench-streaming: venv ## benchmarks of the streaming job, with real Spark (about
 
 bench-ingest: venv tools ## benchmarks of the endpoint, the SDK and what consumers see (about 5 minutes)
 	$(BIN)/python -m benchmarks.ingest
+	$(BIN)/python -m benchmarks.sdk
 
 crash: venv ## the long crash campaign: 5000 kills
 	$(BIN)/python -m pytest tests/faults --kills=5000 --timeout=0 $(PYTEST)

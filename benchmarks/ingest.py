@@ -1,9 +1,9 @@
 """Benchmarks of the endpoint: `make bench-ingest`. Figures as in the issue, ratios within one run, all parts on the same cores.
+(`make bench-ingest` runs benchmarks/sdk.py, too.)
 
 single           halves of 1 KiB, one a request, 64 connections (wrk), flush on: requests/s against a bare handler on the same
                  server that reads the body and answers a constant; `…_with_job`: the same while the streaming job settles them
 batch100         the same with 100 halves a request: messages/s against single
-sdk              64 threads of one process, each send_half and commit, with and without the SDK's batching: transactions/s
 ack              p50 of a half's acknowledgement at 200/s against (p50 of the bare handler + p50 of one fdatasync), same client
 visible          p50 of commit acknowledged → in the hands of a long-polling consumer, at 200/s, against the p50 of the
                  acknowledgement of the commit; with the streaming job running
@@ -21,7 +21,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,8 +36,6 @@ PACED_S = 10.0
 WRK_S = 4
 ROUNDS = 5
 CONNECTIONS = 64
-SDK_CALLERS = 64
-SDK_S = 5.0
 
 
 # --- servers -------------------------------------------------------------------------------------------------------------------
@@ -149,45 +146,6 @@ def throughput_with_job(root: Path) -> None:
     report({"ingest.single_over_bare_with_job": statistics.median(single / bare for bare, single in rounds)})
 
 
-# --- the SDK -------------------------------------------------------------------------------------------------------------------
-def sdk_rate(port: int, batch_max: int) -> float:
-    """Transactions a second of SDK_CALLERS threads in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.ingest", "--sdk", str(port), str(batch_max)]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-
-def sdk_caller(port: int, batch_max: int) -> None:
-    import escrow
-
-    done = [0] * SDK_CALLERS
-    stop_s = time.monotonic() + SDK_S + 1.0
-
-    def call(number: int, producer: escrow.Producer) -> None:
-        message = escrow.Message("paid", BODY)
-        while time.monotonic() < stop_s:
-            half = producer.send_half(message)
-            producer.end(half.id, escrow.Outcome.COMMIT)
-            done[number] += 1
-
-    with escrow.Producer(f"http://127.0.0.1:{port}", "orders", batch_max=batch_max) as producer:
-        threads = [threading.Thread(target=call, args=(number, producer)) for number in range(SDK_CALLERS)]
-        for thread in threads:
-            thread.start()
-        time.sleep(1.0)
-        before, start_s = sum(done), time.monotonic()
-        for thread in threads:
-            thread.join()
-        print((sum(done) - before) / (time.monotonic() - start_s))
-
-
-def sdk(root: Path) -> None:
-    with serving("ingest.server", "--data", str(root / "sdk"), "--set", "listenPort=0") as port:
-        pairs = [(sdk_rate(port, 256), sdk_rate(port, 1)) for _ in range(3)]
-    batched, alone = (list(column) for column in zip(*pairs, strict=True))
-    print(f"SDK batched transactions/s: {spread(batched)}\nSDK unbatched transactions/s: {spread(alone)}")
-    report({"ingest.sdk_batched_over_unbatched": statistics.median(a / b for a, b in pairs)})
-
-
 # --- latency -------------------------------------------------------------------------------------------------------------------
 class Caller:
     """A plain HTTP client that times its requests."""
@@ -295,7 +253,7 @@ def visible(root: Path) -> None:
     report({"ingest.visible_p50_over_ack": statistics.median(waits_s) / ack_s})
 
 
-PARTS = {"throughput": throughput, "with_job": throughput_with_job, "sdk": sdk, "ack": ack, "visible": visible}
+PARTS = {"throughput": throughput, "with_job": throughput_with_job, "ack": ack, "visible": visible}
 
 
 def main(wanted: list[str]) -> None:
@@ -310,8 +268,6 @@ if __name__ == "__main__":
     arguments = sys.argv[1:]
     if arguments[:1] == ["--bare"]:
         bare()
-    elif arguments[:1] == ["--sdk"]:
-        sdk_caller(int(arguments[1]), int(arguments[2]))
     elif arguments[:1] == ["--consumer"]:
         consumer(int(arguments[1]))
     else:
