@@ -136,6 +136,8 @@ def test_a_checkpoint_that_was_deleted_or_is_older(make_world, monkeypatch, tmp_
         assert begun[0] < total if what == "older" else begun[0] <= total, "where Spark began, against the store's cursor"
         total += 10
         assert sorted(world.released()) == sorted(b"%d" % n for n in range(total)), what
+        totals = world.job.store.marker.totals
+        assert (totals["prepares"], totals["commits"], world.job.store.marker.pending) == (total, total, 0), what
         world.assert_gauge()
         world.stop_job()
         if step == 1:
