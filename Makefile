@@ -23,7 +23,7 @@ RUN ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --retries 8
-BENCHES := bench-store bench-streaming
+BENCHES := bench-store bench-consume bench-streaming bench-ingest
 
 # The environment is rebuilt, whatever its age, when its interpreter has gone, when the checkout has moved, and when PYTHON
 # was named and is of another version.
@@ -34,7 +34,7 @@ ifneq ($(HAVE),$(WANT))
 STALE := stale
 endif
 
-.PHONY: help run test lint format bench $(BENCHES) crash chaos soak lock clean venv stale
+.PHONY: help run test lint format bench $(BENCHES) tools crash chaos soak lock clean venv stale
 
 help: ## list the tasks (this)
 	@echo "Escrow. Two commands matter: make run, make test. All of them:"
@@ -46,8 +46,11 @@ help: ## list the tasks (this)
 run: venv ## start the whole service in the foreground (RUN="--data DIR --set KEY=VALUE" for more)
 	@exec $(BIN)/escrow run $(RUN)
 
-test: lint ## lint, then all tests
+test: lint tools ## lint, then all tests
 	$(BIN)/python -m pytest $(PYTEST)
+
+tools: ## install what tests and benchmarks need besides Python (Debian packages), where we may
+	@sh scripts/test_tools.sh
 
 lint: venv ## ruff (rules and format), mypy, import directions
 	$(BIN)/ruff check .
@@ -64,8 +67,14 @@ bench: $(BENCHES) ## all benchmarks
 bench-store: venv ## benchmarks of the store
 	$(BIN)/python -m benchmarks.store
 
+bench-consume: venv ## benchmarks of consumer pull, on the edge's core
+	$(BIN)/python -m benchmarks.consume
+
 bench-streaming: venv ## benchmarks of the streaming job, with real Spark (about 6 minutes)
 	$(BIN)/python -m benchmarks.streaming
+
+bench-ingest: venv tools ## benchmarks of the endpoint, the SDK and what consumers see (about 5 minutes)
+	$(BIN)/python -m benchmarks.ingest
 
 crash: venv ## the long crash campaign: 5000 kills
 	$(BIN)/python -m pytest tests/faults --kills=5000 --timeout=0 $(PYTEST)

@@ -29,6 +29,7 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 from escrow.settings import Settings
@@ -178,7 +179,7 @@ class Access:
     def check_host(self, host: str | None) -> None:
         """Without tokens a page in a browser of this machine could talk to us under a name that resolves to 127.0.0.1 (DNS
         rebinding). The Host header gives it away."""
-        if host and self._watched.get() is None and not is_loopback(_host_name(host)):
+        if host and self._watched.get() is None and not _is_loopback_host(host):
             raise Forbidden("Host: is no name of loopback; call 127.0.0.1 or localhost, or make tokens (escrow token new)")
 
     def figures(self) -> dict[str, Any]:
@@ -188,6 +189,12 @@ class Access:
 
 def digest_of(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
+
+
+@lru_cache(maxsize=256)
+def _is_loopback_host(host: str) -> bool:
+    """Remembered: it is asked at every request, mostly with the same name."""
+    return is_loopback(_host_name(host))
 
 
 def is_loopback(address: str) -> bool:

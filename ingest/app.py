@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
@@ -48,6 +48,10 @@ class Route:
     media: str = wire.JSON
     problems: tuple[int, ...] = ()
     share: str = "halves"
+    operation: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "operation", f"{self.method} {self.path}")
 
     @property
     def segments(self) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ class Endpoint:
         self.door = Door(self.app, settings)
 
     def _observe(self, route: Route | None, status: int, seconds: float) -> None:
-        self.metrics.observe(f"{route.method} {route.path}" if route is not None else "none", status, seconds)
+        self.metrics.observe(route.operation if route is not None else "none", status, seconds)
 
     async def beat(self) -> None:
         while True:

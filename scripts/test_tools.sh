@@ -9,8 +9,10 @@ set -eu
 
 # program it must bring : package. A program that is not on the PATH is looked for in /usr/lib/postgresql/*/bin too.
 tools="
+curl:curl
 initdb:postgresql
 openssl:openssl
+wrk:wrk
 "
 
 have() {

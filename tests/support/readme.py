@@ -8,8 +8,8 @@ from pathlib import Path
 README = Path(__file__).parents[2] / "README.md"
 
 
-def example(containing: str) -> str:
-    """The one Python block of README.md that contains this text."""
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+def example(containing: str, language: str = "python") -> str:
+    """The one block of README.md in this language that contains this text."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
     [found] = [block for block in blocks if containing in block]
     return found
