@@ -67,6 +67,23 @@ def public_request(request: CheckRequest, id: str) -> interfaces.CheckRequest:
     )  # fmt: skip
 
 
+class Declined:
+    """Halves that a courier has failed at in this round: it passes them over until the next one begins."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge, self._round = edge, -1
+        self._half_offsets: set[int] = set()
+
+    def add(self, check_round: int, half_offsets: Iterable[int]) -> None:
+        if check_round != self._round:
+            self._round = check_round
+            self._half_offsets.clear()
+        self._half_offsets.update(half_offsets)
+
+    def __contains__(self, half_offset: object) -> bool:
+        return half_offset in self._half_offsets and self._round == self._edge.check_round
+
+
 class Courier:
     """Polls for one group and hands over. A subclass says how."""
 
@@ -76,8 +93,7 @@ class Courier:
     def __init__(self, edge: Edge, group: str, member: str, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._edge, self.group, self._member = edge, group, member
         self.breaker = Breaker(clock_s)
-        self._declined: set[int] = set()
-        self._round = -1
+        self._declined = Declined(edge)
         self._under_way: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
@@ -127,7 +143,6 @@ class Courier:
         if len(self._under_way) >= most:
             await asyncio.wait(self._under_way, return_when=asyncio.FIRST_COMPLETED)
             return
-        self._forget_old_rounds()
         polled = AsyncExitStack()
         handover = await polled.enter_async_context(
             self._edge.poll_checks(self.group, self._member, self.batch, POLL_S, passing_over=self._declined)
@@ -139,11 +154,6 @@ class Courier:
         else:
             await task
 
-    def _forget_old_rounds(self) -> None:
-        if self._edge.check_round != self._round:
-            self._round = self._edge.check_round
-            self._declined.clear()
-
     async def _deliver(self, polled: AsyncExitStack, handover: Handover) -> None:
         taken = handover.half_offsets
         try:
@@ -151,7 +161,7 @@ class Courier:
                 if handover.requests:
                     await self.hand_over(handover)
         except Exception as error:  # NotHandedOver, or a defect of ours: the requests are back in the queue either way
-            self._declined.update(taken)
+            self._declined.add(handover.round_start, taken)
             self._note(str(error) if isinstance(error, NotHandedOver) else f"{type(error).__name__}: {error}")
             self.breaker.failed()
             return
@@ -259,7 +269,7 @@ class TransportCourier(Courier):
         if not any(good):
             raise NotHandedOver("reached no member")
         rest = handover.keep(good)
-        self._declined.update(rest.half_offsets)
+        self._declined.add(rest.round_start, rest.half_offsets)
         self._edge.put_back(rest)
 
 

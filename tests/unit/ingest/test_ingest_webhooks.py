@@ -278,7 +278,6 @@ def test_it_is_asked_again_in_the_next_round(tmp_path):
     async def story(w, server):
         await due(w)
         await w.until(lambda: courier(w).failures == 1)
-        await ask(w)
         w.now_ms += 30_000
         await ask(w)
         await asked(w, OpKind.COMMIT)
