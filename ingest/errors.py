@@ -9,7 +9,6 @@ EdgeError
 │   └── UnsupportedMedia   neither JSON nor msgpack
 ├── NotFound               no such path
 ├── MethodNotAllowed       the path is there, the method is not
-├── TooSlow                the request did not arrive in time
 ├── Standby                role = standby: halves, messages and ends are refused
 ├── TransactionsRejected   rejectTransactionMessage = true: halves are refused
 ├── TokensUnusable         the file of tokens cannot be read or used
@@ -93,12 +92,6 @@ class MethodNotAllowed(EdgeError):
     def __init__(self, text: str, allowed: tuple[str, ...]) -> None:
         super().__init__(text)
         self.allowed = allowed
-
-
-class TooSlow(EdgeError):
-    """The request did not arrive in time."""
-
-    code, status = "too_slow", 408
 
 
 class Standby(EdgeError):

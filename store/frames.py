@@ -181,6 +181,8 @@ OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 DISCARD_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 RESERVED_TOPICS: Final = frozenset({HALF_TOPIC, OP_TOPIC, DISCARD_TOPIC})
 NAME_MAX_BYTES: Final = 127
+#: Tags that are longer are worked out each time: what is kept is bounded in bytes, too.
+CACHED_TAGS_MAX: Final = 256
 _NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-%|.")
 
 NO_HOST: Final = bytes(16)
@@ -234,14 +236,20 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
-@lru_cache(maxsize=4096)
 def tags_code(tags: str) -> int:
     """Java's String.hashCode, which RocketMQ's queues use to filter by tag; 0 without tags."""
+    return _hash_code(tags) if len(tags) > CACHED_TAGS_MAX else _cached_hash_code(tags)
+
+
+def _hash_code(tags: str) -> int:
     code = 0
     units = tags.encode("utf-16-le", "surrogatepass")
     for (unit,) in struct.iter_unpack("<H", units):
         code = (code * 31 + unit) & 0xFFFFFFFF
     return code - (1 << 32) if code >= 1 << 31 else code
+
+
+_cached_hash_code: Final = lru_cache(maxsize=4096)(_hash_code)
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:

@@ -297,6 +297,24 @@ def test_two_filters_in_one_group_are_refused(tmp_path, monkeypatch):
     play(tmp_path, story)
 
 
+def test_filters_are_forgotten(tmp_path, monkeypatch):
+    """Whatever topics and groups somebody thinks of: what is kept of them is bounded."""
+
+    async def story(w):
+        await tagged(w)
+        for number in range(50):
+            await w.pull(topic=f"no-such-{number}", group=f"g{number}", tags="a")
+        assert w.edge.consumption._filters == {}
+        await w.pull(group="one", tags="a")
+        await w.pull(group="two")
+        assert len(w.edge.consumption._filters) == 2
+        monkeypatch.setattr(consumption, "FILTER_HOLD_S", 0.0)
+        await w.pull(group="three")
+        assert list(w.edge.consumption._filters) == [("t", "three")]
+
+    play(tmp_path, story)
+
+
 # --- where a group begins -------------------------------------------------------------------------------------------------------
 def test_earliest_latest_and_a_time(tmp_path):
     async def story(w):
