@@ -147,7 +147,7 @@ class World:
         log.close()
         return found
 
-    async def until(self, true: Callable[[], Any], timeout_s: float = 5.0) -> None:
+    async def until(self, true: Callable[[], Any], timeout_s: float = 15.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not true():
                 await asyncio.sleep(0.002)

@@ -194,7 +194,7 @@ def test_what_did_not_reach_a_member_goes_to_another(tmp_path, install):
 
         asked = [request.key for requests in their_transport.calls for request in requests]
         assert asked.count("odd") == 1, "once a round"
-        assert [w.row(number)[1] for number in range(3)] == [1, 1, 1]
+        await w.until(lambda: [w.row(number)[1] for number in range(3)] == [1, 1, 1])
 
     play(tmp_path, story)
     import their_transport
