@@ -37,7 +37,7 @@ from store.consumers import ConsumerKind, ConsumerRecord, Consumers, Progress
 from store.cursor import Cursors
 from store.edge import EdgeStore
 from store.errors import StoreError
-from store.frames import check_name
+from store.frames import RESERVED_TOPICS, check_name
 from store.reader import LogReader
 from store.records import QUEUE_ID_BITS, topic_of_key
 
@@ -46,6 +46,7 @@ CONSUMER_MAX_CHARACTERS: Final = 128
 EARLY_MAX: Final = 65_536
 #: A filter counts as in use for this long after its last poll.
 FILTER_HOLD_S: Final = 30.0
+FILTERS_MAX: Final = 65_536
 #: A dead letter that could not be stored is tried again after this.
 BURY_AGAIN_MS: Final = 1_000
 _NEVER_AGAIN: Final = ATTEMPTS_MAX + 1
@@ -106,7 +107,8 @@ class Consumption:
         self._closing = self._called = self._reading = False
         self.trouble = ""
         self._counts = dict.fromkeys(("polls", "handed_out", "again", "done", "stale", "dead", "replayed", *_PASSED_OVER), 0)
-        self.look()
+        with contextlib.suppress(StoreError, IndexError):  # the job is just changing its files: at the next look
+            self.look()
 
     def _recover(self, consumers: Consumers) -> None:
         """Progress of an earlier life. Where an older log was put in place (a restore), a group cannot have read beyond its end."""
@@ -197,6 +199,10 @@ class Consumption:
 
     def _check_names(self, topic: str, group: str) -> None:
         self._refuse("consumers")
+        if topic in RESERVED_TOPICS:
+            raise InvalidRequest(
+                f"topic: {topic} is Escrow's own; nobody consumes it. Name the topic that messages are released in"
+            )
         check_name(topic, "topic")
         topic_of(group)
 
@@ -216,6 +222,7 @@ class Consumption:
         topic, group, wanted = ask.topic, ask.group, ask.wanted
         known = self._filters.get((topic, group))
         if known is None or (known.wanted != wanted and not self._is_in_use(known)):
+            self._forget_filters()
             known = self._filters[topic, group] = _Filter(wanted, consumer)
         elif known.wanted != wanted:
             raise InvalidRequest(
@@ -228,6 +235,10 @@ class Consumption:
         finally:
             known.polls -= 1
             known.left_at_s = self._loop.time()
+
+    def _forget_filters(self) -> None:
+        if len(self._filters) >= FILTERS_MAX:
+            self._filters = {where: known for where, known in self._filters.items() if self._is_in_use(known)}
 
     def _is_in_use(self, known: _Filter) -> bool:
         return known.polls > 0 or self._loop.time() < known.left_at_s + FILTER_HOLD_S
