@@ -37,7 +37,7 @@ from store.consumers import ConsumerKind, ConsumerRecord, Consumers, Progress
 from store.cursor import Cursors
 from store.edge import EdgeStore
 from store.errors import StoreError
-from store.frames import check_name
+from store.frames import RESERVED_TOPICS, check_name
 from store.reader import LogReader
 from store.records import QUEUE_ID_BITS, topic_of_key
 
@@ -108,7 +108,8 @@ class Consumption:
         self._closing = self._called = self._reading = False
         self.trouble = ""
         self._counts = dict.fromkeys(("polls", "handed_out", "again", "done", "stale", "dead", "replayed", *_PASSED_OVER), 0)
-        self.look()
+        with contextlib.suppress(StoreError, IndexError):  # the job is just changing its files: at the next look
+            self.look()
 
     def _recover(self, consumers: Consumers) -> None:
         """Progress of an earlier life. Where an older log was put in place (a restore), a group cannot have read beyond its end."""
@@ -199,6 +200,10 @@ class Consumption:
 
     def _check_names(self, topic: str, group: str) -> None:
         self._refuse("consumers")
+        if topic in RESERVED_TOPICS:
+            raise InvalidRequest(
+                f"topic: {topic} is Escrow's own; nobody consumes it. Name the topic that messages are released in"
+            )
         check_name(topic, "topic")
         topic_of(group)
 

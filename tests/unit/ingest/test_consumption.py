@@ -481,7 +481,10 @@ def test_a_poll_that_is_cancelled_leaves_its_messages_to_others(tmp_path):
 def test_what_is_refused(tmp_path):
     async def story(w):
         pull, poll = w.pull, w.edge.consumption.poll
-        for topic in ("RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC", "", "a b"):
+        for topic in ("RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC"):
+            with pytest.raises(InvalidRequest, match=r"^topic: .* is Escrow's own"):
+                await pull(topic=topic)
+        for topic in ("", "a b"):
             with pytest.raises(IllegalName, match=r"^topic: "):
                 await pull(topic=topic)
         with pytest.raises(IllegalName, match=r"^group: "):
@@ -688,6 +691,8 @@ def test_a_failed_flush_ends_the_edge(tmp_path):
                     await w.ack(got)
             finally:
                 disk.arm(None)
+            with pytest.raises(Exception, match=r"the store failed|earlier failure"):
+                await w.ack(got)  # a second flush would prove nothing
             assert "consumers" in await asyncio.wait_for(w.edge.failed, 1)
 
     asyncio.run(run())
