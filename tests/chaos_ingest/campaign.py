@@ -15,6 +15,7 @@ import asyncio
 import logging
 import os
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -150,7 +151,8 @@ class Campaign:
         port = await self._edge_port(service)
         self._say("the endpoint is ready")
         rng = random.Random(f"{self.seed}:consumers")
-        broken = Proxy(port, lambda *_: rng.choice(CUTS) if rng.random() < CONSUMER_CUTS else "", Counter(), rng)
+        cuts: Counter[str] = Counter()
+        broken = Proxy(port, lambda *_: rng.choice(CUTS) if rng.random() < CONSUMER_CUTS else "", cuts, rng)
         faults = edge_faults.EdgeFaults(service, self.ledger.counts, random.Random(f"{self.seed}:edge"))
         async with broken:
             consumers = Consumers([f"http://127.0.0.1:{port}", broken.url], self.ledger)
@@ -162,7 +164,7 @@ class Campaign:
             finally:
                 await asyncio.to_thread(consumers.close)
         self.consumed = consumers.consumed
-        self.outcome.figures["deliveries"] = consumers.deliveries
+        self.outcome.figures |= {"deliveries": consumers.deliveries, "consumer_requests_broken": cuts.total()}
 
     async def _edge_port(self, service: Service) -> int:
         def port() -> int:
@@ -263,6 +265,9 @@ class Campaign:
         assert code == 0, service.said()
         assert "had to be killed" not in service.said(), service.said()[-1500:]
         assert service.left_behind() == [], "processes were left behind"
+        deaths = re.findall(r"the (\w+) died \((.*?)\); starting", service.said())
+        assert set(deaths) <= {("edge", "killed by SIGKILL")}, f"something died that nobody killed: {Counter(deaths)}"
+        assert len(deaths) >= self.outcome.of("edge killed"), f"{len(deaths)} edges died, more were said to be killed"
 
     def _say(self, text: str) -> None:
         self._tell(f"{time.monotonic() - self._began_s:7.1f} s  {text}")

@@ -123,24 +123,34 @@ class Proxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request; whether the connection goes on."""
         request = await _read(reader)
-        try:
-            upstream, escrow = await asyncio.open_connection("127.0.0.1", self._upstream_port)
-        except OSError:
+        connection = await self._connect()
+        if connection is None:
             return False  # the endpoint is dead just now
         cut = self._choose(request.route, self._came[request.route])
         self._came[request.route] += 1
+        if cut == "stall_request":
+            connection[1].transport.abort()
+            connection = None
         stalls = cut.startswith("stall")
         self.stalled += stalls
         try:
             async with asyncio.timeout(60):
-                if cut == "stall_request":
+                while connection is None:
                     await asyncio.sleep(STALL_S)
-                return await self._exchange(_Flow(request, cut, reader, writer, upstream, escrow))
+                    connection = await self._connect()
+                return await self._exchange(_Flow(request, cut, reader, writer, *connection))
         except TimeoutError:
             return False
         finally:
-            escrow.transport.abort()
             self.stalled -= stalls
+            if connection is not None:
+                connection[1].transport.abort()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        try:
+            return await asyncio.open_connection("127.0.0.1", self._upstream_port)
+        except OSError:
+            return None
 
     async def _exchange(self, flow: _Flow) -> bool:
         request, cut, route = flow.request, flow.cut, flow.request.route
@@ -148,6 +158,8 @@ class Proxy:
             await _send(flow.escrow, request.half)
             return self._break(flow)
         await _send(flow.escrow, request.whole)
+        if cut == "stall_request":
+            self._counts[f"{cut} of {route}"] += 1
         if self._forwarded(route, request.body):
             return False
         if cut == "cut_forwarded":
@@ -162,9 +174,8 @@ class Proxy:
             await _send(flow.writer, answer.half)
             return self._break(flow)
         if cut == "stall_answer":
+            self._counts[f"{cut} of {route}"] += 1
             await asyncio.sleep(STALL_S)
-        if cut:
-            self._counts[f"{cut} of {route}"] += 1  # both stalls
         await _send(flow.writer, answer.whole)
         return True
 
