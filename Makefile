@@ -4,6 +4,7 @@
 #   make PYTHON=python3.12 test    another interpreter than python3
 #   make test PYTEST="-k redo -x"  more arguments for pytest
 #   make chaos KILLS=50 SEED=7     a shorter campaign, or the same again
+#   make chaos-ingest RUNS=50      the same for the endpoint
 #   make soak MINUTES=5            a shorter soak
 #   make lock UPGRADE=1            newer versions, not only what pyproject.toml asks for
 
@@ -16,6 +17,7 @@ PYTHON ?= python3
 PYTEST ?=
 UPGRADE ?=
 KILLS ?= 300
+RUNS ?= 300
 SEED ?=
 MINUTES ?= 30
 RUN ?=
@@ -34,7 +36,7 @@ ifneq ($(HAVE),$(WANT))
 STALE := stale
 endif
 
-.PHONY: help run test lint format bench $(BENCHES) tools crash chaos soak lock clean venv stale
+.PHONY: help run test lint format bench $(BENCHES) tools crash chaos chaos-ingest soak lock clean venv stale
 
 help: ## list the tasks (this)
 	@echo "Escrow. Two commands matter: make run, make test. All of them:"
@@ -82,6 +84,9 @@ crash: venv ## the long crash campaign: 5000 kills
 
 chaos: venv ## the long chaos campaign: 300 kills of the whole service, Spark included
 	$(BIN)/python -m tests.chaos.campaign --kills=$(KILLS) $(if $(SEED),--seed=$(SEED))
+
+chaos-ingest: venv ## 300 runs of real producers that are killed, while the endpoint is too and the network breaks
+	$(BIN)/python -m tests.chaos_ingest.campaign --runs=$(RUNS) $(if $(SEED),--seed=$(SEED))
 
 soak: venv ## 30 minutes of constant load: memory and files at both ends
 	$(BIN)/python -m benchmarks.soak --minutes=$(MINUTES)

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,16 +75,16 @@ def until(true: Callable[[], Found], what: str, timeout_s: float = READY_S, ever
 class Service:
     """One `escrow run` over one data directory."""
 
-    def __init__(self, data: Path, flags: Sequence[str] = FLAGS) -> None:
+    def __init__(self, data: Path, flags: Sequence[str] = FLAGS, environ: Mapping[str, str] | None = None) -> None:
         self.data, self.mark, self._said = data, uuid.uuid4().hex, data.parent / f"{data.name}.said"
         data.parent.mkdir(parents=True, exist_ok=True)
         sets = [word for flag in flags for word in ("--set", flag)]
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("ESCROW_")}
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("ESCROW_")}
         with open(self._said, "w") as said:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "escrow", "run", "--data", str(data), *sets],
-                stdout=said, stderr=said, stdin=subprocess.DEVNULL, cwd=ROOT, env={**environ, "CHAOS_MARK": self.mark},
-                start_new_session=True,
+                stdout=said, stderr=said, stdin=subprocess.DEVNULL, cwd=ROOT, start_new_session=True,
+                env={**clean, **(environ or {}), "CHAOS_MARK": self.mark},
             )  # fmt: skip
 
     # --- looking ---------------------------------------------------------------------------------------------------------
