@@ -11,7 +11,7 @@ from ingest.core import Edge
 from ingest.door import Door
 
 _ANSWERS = ("accepted", "already", "conflict", "refused")
-_QUOTAS = ("rate", "pending", "age")
+_QUOTAS = ("rate", "pending", "pending_age")
 
 
 def edge_figures(edge: Edge, door: Door, app: App) -> Iterator[Figure]:
