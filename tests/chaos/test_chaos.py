@@ -52,7 +52,8 @@ def the_audit_would_have_found(campaign: Campaign) -> None:
     ledger.messages["never sent"] = True
     fails("acknowledged messages that are not visible")
     del ledger.messages["never sent"]
-    message, _ = ledger.messages.popitem()
+    message = next(body for body, acknowledged in ledger.messages.items() if acknowledged)  # others may never have been stored
+    del ledger.messages[message]
     fails("released although nobody committed it")
     ledger.messages[message] = True
     seen[place] = "something else"
