@@ -5,6 +5,7 @@
 #   make test PYTEST="-k redo -x"  more arguments for pytest
 #   make chaos KILLS=50 SEED=7     a shorter campaign, or the same again
 #   make soak MINUTES=5            a shorter soak
+#   make fuzz REQUESTS=9000 SEED=7 fewer hostile requests, or the same again
 #   make lock UPGRADE=1            newer versions, not only what pyproject.toml asks for
 
 SHELL := /bin/sh
@@ -18,6 +19,7 @@ UPGRADE ?=
 KILLS ?= 300
 SEED ?=
 MINUTES ?= 30
+REQUESTS ?= 100000
 RUN ?=
 
 VENV := .venv
@@ -34,7 +36,7 @@ ifneq ($(HAVE),$(WANT))
 STALE := stale
 endif
 
-.PHONY: help run test lint format bench $(BENCHES) tools crash chaos soak lock clean venv stale
+.PHONY: help run test lint format bench $(BENCHES) tools crash chaos soak fuzz lock clean venv stale
 
 help: ## list the tasks (this)
 	@echo "Escrow. Two commands matter: make run, make test. All of them:"
@@ -78,6 +80,9 @@ chaos: venv ## the long chaos campaign: 300 kills of the whole service, Spark in
 
 soak: venv ## 30 minutes of constant load: memory and files at both ends
 	$(BIN)/python -m benchmarks.soak --minutes=$(MINUTES)
+
+fuzz: venv ## 100,000 hostile requests against the endpoint
+	$(BIN)/python -m tests.fuzz.campaign --requests=$(REQUESTS) $(if $(SEED),--seed=$(SEED))
 
 lock: ## resolve requirements/*.lock again, from pyproject.toml
 	@sh scripts/preflight.sh "$(PYTHON)"
