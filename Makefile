@@ -6,6 +6,7 @@
 #   make chaos KILLS=50 SEED=7     a shorter campaign, or the same again
 #   make chaos-ingest RUNS=50      the same for the endpoint
 #   make soak MINUTES=5            a shorter soak
+#   make fuzz REQUESTS=9000 SEED=7 fewer hostile requests, or the same again
 #   make lock UPGRADE=1            newer versions, not only what pyproject.toml asks for
 
 SHELL := /bin/sh
@@ -20,6 +21,7 @@ KILLS ?= 300
 RUNS ?= 300
 SEED ?=
 MINUTES ?= 30
+REQUESTS ?= 100000
 RUN ?=
 
 VENV := .venv
@@ -36,7 +38,7 @@ ifneq ($(HAVE),$(WANT))
 STALE := stale
 endif
 
-.PHONY: help run test lint format bench $(BENCHES) tools crash chaos chaos-ingest soak lock clean venv stale
+.PHONY: help run test lint format bench $(BENCHES) tools crash chaos chaos-ingest soak fuzz lock clean venv stale
 
 help: ## list the tasks (this)
 	@echo "Escrow. Two commands matter: make run, make test. All of them:"
@@ -90,6 +92,9 @@ chaos-ingest: venv ## 300 runs of real producers that are killed, while the endp
 
 soak: venv ## 30 minutes of constant load: memory and files at both ends
 	$(BIN)/python -m benchmarks.soak --minutes=$(MINUTES)
+
+fuzz: venv ## 100,000 hostile requests against the endpoint
+	$(BIN)/python -m tests.fuzz.campaign --requests=$(REQUESTS) $(if $(SEED),--seed=$(SEED))
 
 lock: ## resolve requirements/*.lock again, from pyproject.toml
 	@sh scripts/preflight.sh "$(PYTHON)"

@@ -351,7 +351,7 @@ class GuardedProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if self.pipeline or cycle.response_started or not cycle.more_body:
             return False
-        cycle.disconnected = True
+        cycle.disconnected, cycle.waiting_for_100_continue = True, False
         cycle.message_event.set()
         return True
 

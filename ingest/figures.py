@@ -37,6 +37,7 @@ def edge_figures(edge: Edge, door: Door, app: App) -> Iterator[Figure]:
         "escrow_couriers_broken", "gauge", "Couriers whose circuit is open", sum(each["state"] != "closed" for each in couriers)
     )
     yield _one("escrow_connections", "gauge", "Open connections", door.connections)
+    yield _one("escrow_requests_running", "gauge", "Requests that are being answered", len(door.state.tasks))
     yield _one("escrow_connections_refused", "counter", "Connections refused or ended for their manners", door.refused)
     yield _one("escrow_connections_stalled", "gauge", "Connections whose client does not take its answer", len(door.stalled))
     yield (

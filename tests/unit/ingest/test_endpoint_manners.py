@@ -99,6 +99,15 @@ def test_a_body_in_broken_chunks_is_a_400(running, broken):
     assert served(running)
 
 
+def test_nobody_is_told_to_continue_what_was_refused(tmp_path):
+    """Found by the fuzzer: the application asked for the body of a request that the door had refused just before."""
+    with edge(tmp_path / "data") as (_, port):
+        told = problem_in(talk(port, POST + b"expect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\n"))
+        assert (told["status"], told["code"]) == (400, "bad_http")
+        assert served(port)
+        assert not (tmp_path / "data" / "logs" / "edge-events.log").exists()
+
+
 # --- upgrades ---
 OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAA\r\n"
 
