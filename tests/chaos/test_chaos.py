@@ -23,7 +23,7 @@ def test_kills_of_the_whole_service_under_load(tmp_path):
     assert outcome.total >= 20
     assert outcome.of(*DRIVER_KINDS) >= 4
     assert outcome.of(*DRIVER_KINDS, when="ready") >= 2
-    assert outcome.of("jvm", when="first start") == 1, "and the service came up all the same"
+    assert outcome.of("jvm", when="first_start") == 1, "and the service came up all the same"
     assert outcome.of("source") >= 1
     figures = outcome.figures
     assert min(figures["commits"], figures["rollbacks"], figures["checks_answered"], figures["conflicts"], figures["pending"]) > 0
