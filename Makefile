@@ -6,6 +6,7 @@
 #   make chaos KILLS=50 SEED=7     a shorter campaign, or the same again
 #   make chaos-ingest RUNS=50      the same for the endpoint
 #   make soak MINUTES=5            a shorter soak
+#   make fuzz REQUESTS=9000 SEED=7 fewer hostile requests, or the same again
 #   make lock UPGRADE=1            newer versions, not only what pyproject.toml asks for
 
 SHELL := /bin/sh
@@ -20,12 +21,13 @@ KILLS ?= 300
 RUNS ?= 300
 SEED ?=
 MINUTES ?= 30
+REQUESTS ?= 100000
 RUN ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --retries 8
-BENCHES := bench-store bench-streaming
+BENCHES := bench-store bench-consume bench-streaming bench-ingest
 
 # The environment is rebuilt, whatever its age, when its interpreter has gone, when the checkout has moved, and when PYTHON
 # was named and is of another version.
@@ -36,7 +38,7 @@ ifneq ($(HAVE),$(WANT))
 STALE := stale
 endif
 
-.PHONY: help run test lint format bench $(BENCHES) tools crash chaos chaos-ingest soak lock clean venv stale
+.PHONY: help run test lint format bench $(BENCHES) tools crash chaos chaos-ingest soak fuzz lock clean venv stale
 
 help: ## list the tasks (this)
 	@echo "Escrow. Two commands matter: make run, make test. All of them:"
@@ -69,8 +71,15 @@ bench: $(BENCHES) ## all benchmarks
 bench-store: venv ## benchmarks of the store
 	$(BIN)/python -m benchmarks.store
 
+bench-consume: venv ## benchmarks of consumer pull, on the edge's core
+	$(BIN)/python -m benchmarks.consume
+
 bench-streaming: venv ## benchmarks of the streaming job, with real Spark (about 6 minutes)
 	$(BIN)/python -m benchmarks.streaming
+
+bench-ingest: venv tools ## benchmarks of the endpoint, the SDK and what consumers see (about 5 minutes)
+	$(BIN)/python -m benchmarks.ingest
+	$(BIN)/python -m benchmarks.sdk
 
 crash: venv ## the long crash campaign: 5000 kills
 	$(BIN)/python -m pytest tests/faults --kills=5000 --timeout=0 $(PYTEST)
@@ -83,6 +92,9 @@ chaos-ingest: venv ## 300 runs of real producers that are killed, while the endp
 
 soak: venv ## 30 minutes of constant load: memory and files at both ends
 	$(BIN)/python -m benchmarks.soak --minutes=$(MINUTES)
+
+fuzz: venv ## 100,000 hostile requests against the endpoint
+	$(BIN)/python -m tests.fuzz.campaign --requests=$(REQUESTS) $(if $(SEED),--seed=$(SEED))
 
 lock: ## resolve requirements/*.lock again, from pyproject.toml
 	@sh scripts/preflight.sh "$(PYTHON)"

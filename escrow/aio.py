@@ -36,7 +36,7 @@ from escrow.messages import (
     outcome_of,
     remark_of,
 )
-from escrow.producer import checked, is_final, log, refuse_second, say_unknown
+from escrow.producer import Begun, checked, log, say_unknown
 
 _T = TypeVar("_T")
 _Arg = TypeVar("_Arg")
@@ -118,8 +118,6 @@ class AsyncProducer:
 
     def transaction(self, message: Message, *, on_error: Outcome = Outcome.UNKNOWN) -> AsyncTransaction:
         """The same as an `async with` block; see `Producer.transaction`."""
-        if on_error is Outcome.COMMIT:
-            raise ValueError("on_error: COMMIT would release messages of failed transactions; say UNKNOWN or ROLLBACK")
         return AsyncTransaction(self, message, on_error)
 
     async def _finish(self, half: Half, outcome: Outcome, remark: str) -> TransactionResult:
@@ -162,38 +160,20 @@ class AsyncProducer:
         return await asyncio.to_thread(self._engine.api.transaction, id)
 
 
-class AsyncTransaction:
+class AsyncTransaction(Begun):
     """One transaction as an `async with` block; `AsyncProducer.transaction` makes it."""
 
     def __init__(self, producer: AsyncProducer, message: Message, on_error: Outcome) -> None:
-        self._producer, self._on_error = producer, on_error
-        self._half: Half | None = None
-        self.message = message
-        self.result: TransactionResult | None = None
-
-    @property
-    def id(self) -> str:
-        """The half's id: what a barrier row is about."""
-        return self._stored().id
-
-    @property
-    def half_offset(self) -> int:
-        return self._stored().half_offset
-
-    def _stored(self) -> Half:
-        if self._half is None:
-            raise ValueError("this transaction has not begun: enter it with `async with`")
-        return self._half
+        super().__init__(message, on_error)
+        self._producer = producer
 
     async def __aenter__(self) -> Self:
-        if self._half is not None:
-            raise ValueError("this transaction was used before: make another one")
-        self._half = await self._producer.send_half(self.message)
-        self.message = replace(self.message, transaction_id=self._half.id)
+        self._refuse_again()
+        self._begin(await self._producer.send_half(self.message))
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if is_final(self.result):
+        if self._is_over():
             return
         if error is None:
             if self.result is None:
@@ -219,7 +199,7 @@ class AsyncTransaction:
         return await self._say(Outcome.UNKNOWN, remark)
 
     async def _say(self, outcome: Outcome, remark: str) -> TransactionResult:
-        refuse_second(self.result)
+        self._refuse_second()
         self.result = await self._producer._finish(self._stored(), outcome, remark)
         return checked(self.result)
 

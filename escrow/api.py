@@ -122,7 +122,7 @@ class Api:
 
     def seek(self, topic: str, group: str, to: str | int) -> list[Position]:
         """Put a consumer group to "earliest", "latest" or a time (milliseconds, or RFC 3339)."""
-        answer = self.transport.call("POST", path_of("v1", "topics", topic, "seek"), content={"group": group, "to": to})
+        answer = self.transport.call("POST", path_of("v1", "topics", topic, "seek"), content={"group": group, "to": str(to)})
         return _answers(answer, "queues", Position.from_json)
 
     def dead_letters(self, group: str, *, max: int = 32, after: str | None = None) -> tuple[list[DeadLetter], str | None]:
@@ -133,6 +133,8 @@ class Api:
 
     def replay_dead_letters(self, group: str, ids: Sequence[str]) -> int:
         """Deliver them to the group again; how many will be."""
+        if not ids:
+            return 0  # Escrow takes no empty list
         path = path_of("v1", "groups", group, "dead-letters", "replay")
         answer = self.transport.call("POST", path, content={"ids": list(ids)}, repeat=Repeat.IF_NOT_DONE)
         return int(_field(answer, "replayed"))

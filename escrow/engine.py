@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import secrets
 import socket
@@ -11,7 +12,6 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from escrow.api import Api
@@ -43,19 +43,17 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
+# A forked child has the parent's producers, but none of their threads; ending must not shut the parent's sockets down.
+os.register_at_fork(after_in_child=_open.clear)
 
 
 def own_name() -> str:
     """A name for this member or consumer that nobody else has, and that an operator can find."""
-    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    return f"{socket.gethostname()[:64]}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Keyed:
-    """A message and the dedup_key under which it is sent, again and again if need be."""
-
-    message: Message
-    dedup_key: str
+#: A message and the dedup_key under which it is sent, again and again if need be.
+_Keyed = tuple[Message, str]
 
 
 class Engine:
@@ -76,17 +74,18 @@ class Engine:
         if not group:
             raise ValueError("group: is empty; name the producer group that ends these transactions and is asked about them")
         self.group = group
+        self._key_prefix, self._key_numbers = secrets.token_hex(12), itertools.count()
         self.api = Api(url, token=token, tls=tls, timeout_s=timeout_s, retry_for_s=retry_for_s)
         patience = {"linger_s": linger_s, "retry_for_s": retry_for_s, "timeout_s": timeout_s}
-        self._halves: Batcher[Keyed, Half] = Batcher("halves", self._send_halves, batch_max=batch_max, **patience)
+        self._halves: Batcher[_Keyed, Half] = Batcher("halves", self._send_halves, batch_max=batch_max, **patience)
         self._messages: Batcher[Message, Position] = Batcher("messages", self._send_messages, batch_max=batch_max, **patience)
         self._ends: Batcher[End, EndAnswer] = Batcher("ends", self._send_ends, batch_max=batch_max, **patience)
         self._checks: CheckLoop | None = None
         close_at_exit(self)
 
     # --- in the batchers' threads -----------------------------------------------------------------------------------------
-    def _send_halves(self, _: Hashable, keyed: Sequence[Keyed], give_up_at: float) -> list[Half]:
-        messages, keys = [item.message for item in keyed], [item.dedup_key for item in keyed]
+    def _send_halves(self, _: Hashable, keyed: Sequence[_Keyed], give_up_at: float) -> list[Half]:
+        messages, keys = zip(*keyed, strict=True)
         return self.api.send_halves(self.group, messages, dedup_keys=keys, give_up_at=give_up_at)
 
     def _send_messages(self, _: Hashable, messages: Sequence[Message], give_up_at: float) -> list[Position]:
@@ -97,8 +96,12 @@ class Engine:
 
     # --- for the faces ----------------------------------------------------------------------------------------------------
     def send_halves(self, messages: Sequence[Message]) -> Future[list[Half]]:
-        keyed = [Keyed(message, message.dedup_key or secrets.token_hex(16)) for message in messages]
+        keyed = [(message, message.dedup_key or self._new_key()) for message in messages]
         return self._halves.submit(keyed, size_bytes=_size_bytes(messages))
+
+    def _new_key(self) -> str:
+        """A key that no other half of this group has: this engine's own random name, and a number."""
+        return f"{self._key_prefix}-{next(self._key_numbers)}"
 
     def send_messages(self, messages: Sequence[Message]) -> Future[list[Position]]:
         return self._messages.submit(messages, size_bytes=_size_bytes(messages))
@@ -120,6 +123,8 @@ class Engine:
         2  everything that was handed in is sent
         3  what could not be sent in time hears `Closed`, the connections are closed
         """
+        if self.api.transport.is_foreign:
+            return True
         give_up_at = time.monotonic() + timeout_s
         done = self._checks is None or self._checks.stop(give_up_at)  # 1
         for batcher in (self._halves, self._messages, self._ends):  # 2

@@ -69,16 +69,18 @@ class Message:
         else:
             wire["body"] = b64encode(self.body).decode()
         wire["born_at_ms"] = time.time_ns() // 1_000_000 if self.born_at_ms is None else self.born_at_ms
-        optional = {
-            "key": self.key,
-            "tags": self.tags,
-            "properties": dict(self.properties),
-            "dedup_key": self.dedup_key or dedup_key,
-        }
-        wire.update((name, value) for name, value in optional.items() if value)
-        for name, number in (("check_immunity_s", self.check_immunity_s), ("queue_id", self.queue_id)):
-            if number is not None:
-                wire[name] = number
+        if self.key:
+            wire["key"] = self.key
+        if self.tags:
+            wire["tags"] = self.tags
+        if self.properties:
+            wire["properties"] = dict(self.properties)
+        if self.dedup_key or dedup_key:
+            wire["dedup_key"] = self.dedup_key or dedup_key
+        if self.check_immunity_s is not None:
+            wire["check_immunity_s"] = self.check_immunity_s
+        if self.queue_id is not None:
+            wire["queue_id"] = self.queue_id
         return wire
 
 
@@ -203,10 +205,13 @@ class Delivered:
     properties: Mapping[str, str]
     born_at_ms: int
     stored_at_ms: int
+    #: Of the half that it was; empty for an ordinary message.
+    transaction_id: str = ""
 
     @classmethod
     def from_json(cls, wire: Mapping[str, Any], topic: str) -> Delivered:
         return cls(
+            transaction_id=wire.get("transaction_id") or "",
             receipt=wire["receipt"],
             queue_id=wire["queue_id"],
             queue_offset=wire["queue_offset"],

@@ -45,12 +45,17 @@ class BulkHistogram(Collector):
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         family = HistogramMetricFamily(self.name, self.documentation)
-        running, buckets = 0, []
-        for bound, count in zip(self.bounds, self._counts, strict=True):
-            running += count
-            buckets.append(("+Inf" if bound == float("inf") else repr(bound), running))
-        family.add_metric([], buckets, self._sum)
+        family.add_metric([], _cumulative(self.bounds, self._counts), self._sum)
         yield family
+
+
+def _cumulative(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[str, int]]:
+    """Buckets as Prometheus wants them: each with all values up to its bound."""
+    running, buckets = 0, []
+    for bound, count in zip(bounds, counts, strict=True):
+        running += count
+        buckets.append(("+Inf" if bound == float("inf") else repr(bound), running))
+    return buckets
 
 
 class JobMetrics:
@@ -126,39 +131,41 @@ class JobMetrics:
 
 
 #: An acknowledgement takes a flush; a long poll up to its wait.
-_REQUEST_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_REQUEST_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, float("inf"))
+
+
+class _Operation:
+    """Requests of one operation: how many by class of status, and how long they took."""
+
+    __slots__ = ("counts", "statuses", "total_s")
+
+    def __init__(self) -> None:
+        self.statuses = [0] * 6
+        self.counts = [0] * len(_REQUEST_BOUNDS)
+        self.total_s = 0.0
 
 
 class EdgeMetrics(Collector):
-    """Metrics of the edge. Requests are counted as they are answered; everything else is read from the edge when somebody asks:
-    `figures` gives (name, kind, help, [(labels, value)]) lines."""
+    """Metrics of the edge. Requests are counted with plain numbers as they are answered: a Counter and a Histogram with their locks
+    and labels would cost each request several microseconds. Everything else is read from the edge when somebody asks: `figures`
+    gives (name, kind, help, [(labels, value)]) lines."""
 
     def __init__(self, registry: CollectorRegistry, figures: Callable[[], Iterable[Figure]]) -> None:
         self.registry, self._figures = registry, figures
-        self.requests = Counter(
-            "escrow_http_requests",
-            "Requests answered, by operation and class of status",
-            ["operation", "status"],
-            registry=registry,
-        )
-        self.request_s = Histogram(
-            "escrow_http_request_seconds", "From the head of a request to its answer", ["operation"], buckets=_REQUEST_S,
-            registry=registry,
-        )  # fmt: skip
+        self._operations: dict[str, _Operation] = {}
         registry.register(self)
-        self._bound: dict[tuple[str, int], tuple[Any, Any]] = {}
 
     def observe(self, operation: str, status: int, seconds: float) -> None:
-        """One request. The label lookups are made once for each pair: they would cost more than counting."""
-        bound = self._bound.get((operation, status // 100))
-        if bound is None:
-            text = f"{status // 100}xx"
-            bound = self.requests.labels(operation, text), self.request_s.labels(operation)
-            self._bound[operation, status // 100] = bound
-        bound[0].inc()
-        bound[1].observe(seconds)
+        """One request; always from the event loop."""
+        found = self._operations.get(operation)
+        if found is None:
+            found = self._operations[operation] = _Operation()
+        found.statuses[status // 100] += 1
+        found.counts[bisect_left(_REQUEST_BOUNDS, seconds)] += 1
+        found.total_s += seconds
 
     def collect(self) -> Iterator[Metric]:
+        yield from self._requests()
         for name, kind, text, values in self._figures():
             family: Any = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
                 name, text, labels=list(values[0][0]) if values else []
@@ -166,3 +173,18 @@ class EdgeMetrics(Collector):
             for labels, value in values:
                 family.add_metric(list(labels.values()), value)
             yield family
+
+    def _requests(self) -> Iterator[Metric]:
+        answered = CounterMetricFamily(
+            "escrow_http_requests", "Requests answered, by operation and class of status", labels=["operation", "status"]
+        )
+        took = HistogramMetricFamily(
+            "escrow_http_request_seconds", "From the head of a request to its answer", labels=["operation"]
+        )
+        for operation, found in list(self._operations.items()):
+            for status, count in enumerate(found.statuses):
+                if count:
+                    answered.add_metric([operation, f"{status}xx"], count)
+            took.add_metric([operation], _cumulative(_REQUEST_BOUNDS, found.counts), found.total_s)
+        yield answered
+        yield took

@@ -57,7 +57,7 @@ class Producer:
     on_check          answers check-backs, in a background thread; without it this producer is never asked
     token, tls        a bearer token (or a function that gives one), an SSL context (`escrow.tls_context`)
     linger_s          how long a message that came while a request was under way waits for company; one caller alone never waits
-    batch_max         messages in one shared request
+    batch_max         messages in one shared request (1: one message after another)
     timeout_s         for one attempt
     retry_for_s       how long a call that may be repeated is tried again: halves (they carry a dedup_key) and ends always, ordinary
                       messages only where they were certainly not stored
@@ -138,8 +138,6 @@ class Producer:
         COMMIT, which then may have happened or not. Where you know that an exception always means that the local transaction
         was rolled back, `on_error=Outcome.ROLLBACK` settles it at once.
         """
-        if on_error is Outcome.COMMIT:
-            raise ValueError("on_error: COMMIT would release messages of failed transactions; say UNKNOWN or ROLLBACK")
         return Transaction(self, message, on_error)
 
     def _finish(self, half: Half, outcome: Outcome, remark: str) -> TransactionResult:
@@ -185,12 +183,15 @@ class Producer:
         return self._engine.api.transaction(id)
 
 
-class Transaction:
-    """One transaction as a `with` block; `Producer.transaction` makes it. `result` is there after the end was said."""
+class Begun:
+    """What a transaction block knows, whether it is a `with` or an `async with`."""
 
-    def __init__(self, producer: Producer, message: Message, on_error: Outcome) -> None:
-        self._producer, self._on_error = producer, on_error
+    def __init__(self, message: Message, on_error: Outcome) -> None:
+        if on_error is Outcome.COMMIT:
+            raise ValueError("on_error: COMMIT would release messages of failed transactions; say UNKNOWN or ROLLBACK")
+        self._on_error = on_error
         self._half: Half | None = None
+        #: With its `transaction_id`, from the beginning of the block.
         self.message = message
         self.result: TransactionResult | None = None
 
@@ -205,18 +206,39 @@ class Transaction:
 
     def _stored(self) -> Half:
         if self._half is None:
-            raise ValueError("this transaction has not begun: enter it with `with`")
+            raise ValueError("this transaction has not begun: enter its block")
         return self._half
 
-    def __enter__(self) -> Self:
+    def _begin(self, half: Half) -> None:
+        self._half, self.message = half, replace(self.message, transaction_id=half.id)
+
+    def _refuse_again(self) -> None:
         if self._half is not None:
             raise ValueError("this transaction was used before: make another one")
-        self._half = self._producer.send_half(self.message)
-        self.message = replace(self.message, transaction_id=self._half.id)
+
+    def _refuse_second(self) -> None:
+        if self.result is not None and self._is_over():
+            raise ValueError(f"{self.id}: {self.result.outcome.name} was said already; the first outcome stands")
+
+    def _is_over(self) -> bool:
+        """COMMIT or ROLLBACK was said."""
+        return self.result is not None and self.result.outcome is not Outcome.UNKNOWN
+
+
+class Transaction(Begun):
+    """One transaction as a `with` block; `Producer.transaction` makes it. `result` is there after the end was said."""
+
+    def __init__(self, producer: Producer, message: Message, on_error: Outcome) -> None:
+        super().__init__(message, on_error)
+        self._producer = producer
+
+    def __enter__(self) -> Self:
+        self._refuse_again()
+        self._begin(self._producer.send_half(self.message))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if is_final(self.result):
+        if self._is_over():
             return
         if error is None:
             if self.result is None:
@@ -239,21 +261,12 @@ class Transaction:
         return self._say(Outcome.UNKNOWN, remark)
 
     def _say(self, outcome: Outcome, remark: str) -> TransactionResult:
-        refuse_second(self.result)
+        self._refuse_second()
         self.result = self._producer._finish(self._stored(), outcome, remark)
         return checked(self.result)
 
 
 # --- shared with the asyncio twin -----------------------------------------------------------------------------------------
-def is_final(result: TransactionResult | None) -> bool:
-    return result is not None and result.outcome is not Outcome.UNKNOWN
-
-
-def refuse_second(result: TransactionResult | None) -> None:
-    if result is not None and is_final(result):
-        raise ValueError(f"{result.id}: {result.outcome.name} was said already; the first outcome stands")
-
-
 def checked(result: TransactionResult) -> TransactionResult:
     """The result, or the error that it stands for. What was not delivered is only logged: check-back settles it."""
     answer = result.answer

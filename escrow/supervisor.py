@@ -49,6 +49,7 @@ _LINE_MAX_BYTES: Final = 64 << 10
 _JOB_SHARE: Final = 0.55
 _KILL_RESERVE_S: Final = 1.0
 
+_JAVA_LOOKS: Final = 3
 _JAVA_REMEDY: Final = "install a Java runtime, 17 or newer (Debian: apt install openjdk-17-jre-headless), or set JAVA_HOME"
 
 
@@ -86,7 +87,10 @@ def java_problem(environ: Mapping[str, str]) -> str:
     if java is None:
         return f"no java was found on the PATH: {_JAVA_REMEDY}"
     try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+        for _ in range(_JAVA_LOOKS):
+            told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+            if told.returncode >= 0:  # one that was killed says nothing about Java
+                break
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{java} cannot be run ({error.strerror if isinstance(error, OSError) else 'no answer'}): {_JAVA_REMEDY}"
     found = re.search(r'version "(?:1\.)?(\d+)', told.stderr + told.stdout)

@@ -78,6 +78,31 @@ class _Request:
     wait_s: float | None
 
 
+class _OneWrite(HTTPConnection):
+    """Head and body of a request in one write: one packet where there were two, and one wait for the interpreter's lock."""
+
+    _parts: list[bytes] | None = None
+
+    def request(self, *arguments: Any, **named: Any) -> None:
+        self._parts = []
+        try:
+            super().request(*arguments, **named)
+            whole = b"".join(self._parts)
+        finally:
+            self._parts = None
+        self.send(whole)
+
+    def send(self, data: Any) -> None:
+        if self._parts is not None:
+            self._parts.append(data)
+        else:
+            super().send(data)
+
+
+class _OneWriteTls(_OneWrite, HTTPSConnection):
+    """The same over TLS."""
+
+
 def tls_context(*, ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None) -> ssl.SSLContext:
     """A context for `tls=`: an authority of your own, and a client certificate where Escrow asks for one."""
     context = ssl.create_default_context(cafile=ca_file)
@@ -194,16 +219,16 @@ class Transport:
         """A connection that answers within this time, or fails."""
         if self._closed.is_set():
             raise Closed("this producer or consumer is closed")
-        if os.getpid() != self._pid:
+        if self.is_foreign:
             raise Closed(f"made in process {self._pid} and used in {os.getpid()}: make one after the fork")
         connection = self._kept_one()
         if connection is not None:
             connection.sock.settimeout(timeout_s)
             return connection
         if self._tls is None:
-            connection = HTTPConnection(self._host, self._port, timeout=timeout_s)
+            connection = _OneWrite(self._host, self._port, timeout=timeout_s)
         else:
-            connection = HTTPSConnection(self._host, self._port, timeout=timeout_s, context=self._tls)
+            connection = _OneWriteTls(self._host, self._port, timeout=timeout_s, context=self._tls)
         try:
             connection.connect()
         except OSError as error:
@@ -232,6 +257,11 @@ class Transport:
         connection.close()
 
     # --- the end ----------------------------------------------------------------------------------------------------------
+    @property
+    def is_foreign(self) -> bool:
+        """This is a forked child: sockets and locks belong to the parent's threads, and must be left alone."""
+        return os.getpid() != self._pid
+
     def _enter_poll(self, connection: HTTPConnection, epoch: int) -> None:
         with self._lock:
             if self._poll_epoch != epoch:

@@ -29,6 +29,7 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 from escrow.settings import Settings
@@ -40,6 +41,8 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 PATTERN: Final = re.compile(r"[A-Za-z0-9_%|.-]*\*?")
 #: Headers that are known to be good; a client sends the same one with every request.
 CACHE_MAX: Final = 4096
+#: A header with a token has 67; the same token among many blanks is looked up each time.
+CACHED_MAX_CHARACTERS: Final = 128
 _FIELDS: Final = frozenset({"name", "id", "sha256", "produce", "consume", "operator", "metrics", "made_at"})
 _NO_DIGEST: Final = bytes(32)
 
@@ -170,15 +173,16 @@ class Access:
         good = hmac.compare_digest(digest_of(matched[0]), _NO_DIGEST if token is None else token.digest)
         if token is None or not good:
             raise Unauthorized("Authorization: the token is not known here: was it revoked, or is it of another edge?")
-        if len(self._cache) >= CACHE_MAX:
-            self._cache.clear()
-        self._cache[authorization] = token.principal
+        if len(authorization) <= CACHED_MAX_CHARACTERS:
+            if len(self._cache) >= CACHE_MAX:
+                self._cache.clear()
+            self._cache[authorization] = token.principal
         return token.principal
 
     def check_host(self, host: str | None) -> None:
         """Without tokens a page in a browser of this machine could talk to us under a name that resolves to 127.0.0.1 (DNS
         rebinding). The Host header gives it away."""
-        if host and self._watched.get() is None and not is_loopback(_host_name(host)):
+        if host and self._watched.get() is None and not _is_loopback_host(host):
             raise Forbidden("Host: is no name of loopback; call 127.0.0.1 or localhost, or make tokens (escrow token new)")
 
     def figures(self) -> dict[str, Any]:
@@ -188,6 +192,12 @@ class Access:
 
 def digest_of(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
+
+
+@lru_cache(maxsize=256)
+def _is_loopback_host(host: str) -> bool:
+    """Remembered: it is asked at every request, mostly with the same name."""
+    return is_loopback(_host_name(host))
 
 
 def is_loopback(address: str) -> bool:

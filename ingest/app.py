@@ -5,7 +5,7 @@
     Route        a line of the table in routes.py, from which /openapi.json is made too
 
 Bodies are bounded twice: each by maxRequestSize, all together by maxReceivingSize. Ends have a share of their own, so that halves
-can never crowd them out. A body that does not arrive within requestTimeout is given up.
+can never crowd them out. A body that does not arrive within requestTimeout is given up by the door: nobody is there any more then.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl
 from ingest import wire
 from ingest.access import NOBODY, Access
 from ingest.core import Edge
-from ingest.errors import InvalidRequest, MethodNotAllowed, NotFound, Overloaded, TooLarge, TooSlow
+from ingest.errors import InvalidRequest, MethodNotAllowed, NotFound, Overloaded, TooLarge
 from ingest.problems import MEDIA, Headers, of_error
 
 T = TypeVar("T")
@@ -48,6 +48,10 @@ class Route:
     media: str = wire.JSON
     problems: tuple[int, ...] = ()
     share: str = "halves"
+    operation: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "operation", f"{self.method} {self.path}")
 
     @property
     def segments(self) -> tuple[str, ...]:
@@ -138,7 +142,6 @@ class Exchange:
         "_held_bytes",
         "_media",
         "_receive",
-        "_received",
         "_send",
         "_share",
         "headers",
@@ -156,7 +159,6 @@ class Exchange:
         self.principal = NOBODY
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self._media = wire.JSON
-        self._received = False
         self._share: Receiving | None = None
         self._held_bytes = self.status = 0
 
@@ -205,23 +207,17 @@ class Exchange:
         content = message.get("body", b"")
         self._hold(len(content))
         if not message.get("more_body"):
-            self._received = True
             return content  # type: ignore[no-any-return]
         return await self._read_rest(content)
 
     async def _read_rest(self, first: bytes) -> bytes:
         parts = [first]
-        try:
-            async with asyncio.timeout(self._app.settings.request_timeout_ms / 1000):
-                while True:
-                    message = await self._receive_soon()
-                    parts.append(message.get("body", b""))
-                    self._hold(len(parts[-1]))
-                    if not message.get("more_body"):
-                        self._received = True
-                        return b"".join(parts)
-        except TimeoutError:
-            raise TooSlow("the body did not arrive within requestTimeout: send it faster, or in smaller batches") from None
+        while True:
+            message = await self._receive_soon()
+            parts.append(message.get("body", b""))
+            self._hold(len(parts[-1]))
+            if not message.get("more_body"):
+                return b"".join(parts)
 
     async def _receive_soon(self) -> Any:
         message = await self._receive()
@@ -261,8 +257,6 @@ class Exchange:
         told, headers = of_error(error)
         if self.status:
             return  # the answer had begun: nothing can be said any more
-        if isinstance(error, TooSlow):
-            headers.append((b"connection", b"close"))
         await self.write(told.status, wire.encode(told, wire.JSON), [(b"content-type", MEDIA), *headers])
 
     @asynccontextmanager

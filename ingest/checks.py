@@ -205,7 +205,8 @@ class CheckDelivery:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiters.append(waiter)
         try:
-            await asyncio.wait_for(waiter, timeout_s)
+            async with asyncio.timeout(timeout_s):  # wait_for of Python 3.11 may swallow a cancellation
+                await waiter
         except TimeoutError:
             pass
         except asyncio.CancelledError:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -34,8 +34,11 @@ BATCH_BYTES: Final = 1 << 20
 BATCH_MESSAGES: Final = 4096
 #: Ends that may wait. Far more than halves can bring about; beyond it halves are refused too.
 ENDS_MAX: Final = 1 << 20
-#: What a message costs beside its body while it waits.
+#: What a message costs beside its body and its properties while it waits.
 MESSAGE_BYTES: Final = 512
+#: What an end takes in the log at most, beside its remark; and a character of that, written as JSON.
+END_BYTES: Final = 128
+REMARK_BYTES: Final = 12
 
 
 @dataclass(slots=True)
@@ -118,6 +121,7 @@ class Committer:
         self, queue: deque[_Work], messages: Sequence[Message], appended: Callable[[], None] | None = None
     ) -> asyncio.Future[Sequence[int]]:
         size_bytes = sum([len(message.body) for message in messages]) + MESSAGE_BYTES * len(messages)
+        size_bytes += sum([len(name) + len(text) for each in messages for name, text in each.properties.items()])
         full = self.queued_bytes > 0 and self.queued_bytes + size_bytes > self._queued_bytes_max
         if full or self._ends_waiting >= ENDS_MAX:
             self.counters.refused_for_load += 1
@@ -197,7 +201,7 @@ class Committer:
         self.counters.cycles += 1
 
     def _cycle_ends(self, cycle: _Cycle) -> int:
-        """Runs of ends go into the log together; a hand-over between two of them keeps its place."""
+        """All ends that wait; hand-overs before them."""
         count, run, asked = 0, list[_Work](), list[_Work]()
         while self._ends:
             work = self._ends.popleft()
@@ -214,17 +218,28 @@ class Committer:
         return count
 
     def _append_ends(self, run: list[_Work], cycle: _Cycle) -> None:
-        ends = [end for work in run for end in work.content]
-        try:
-            answers, ticket = self._store.append_ends(ends, cycle.now_ms)
-        except Exception as error:
-            self._failed(run, cycle, error)
-            return
-        at = 0
+        """In batches that fit into the log, whoever they came from. Where one fails, those who have an end in it or behind it hear
+        of it; to say an end again does no harm."""
+        answers: list[Answer] = []
+        ticket = -1
+        failure: Exception | None = None
+        for batch in _end_batches([end for work in run for end in work.content], self._batch_bytes):
+            try:
+                answered, ticket = self._store.append_ends(batch, cycle.now_ms)
+            except Exception as error:
+                failure = error
+                break
+            answers += answered
+        at, told = 0, 0
         for work in run:
-            cycle.tell(work, answers[at : at + len(work.content)], ticket)
             at += len(work.content)
-        self.counters.ends += len(ends)
+            if at > len(answers):
+                break
+            cycle.tell(work, answers[at - len(work.content) : at], ticket)
+            told += 1
+        if failure is not None:
+            self._failed(run[told:], cycle, failure)
+        self.counters.ends += len(answers)
         for answer in answers:
             self.counters.answers[answer.verdict.value] = self.counters.answers.get(answer.verdict.value, 0) + 1
 
@@ -318,6 +333,18 @@ class Committer:
                 future.set_result(result)
             else:
                 future.set_exception(error)
+
+
+def _end_batches(ends: list[End], batch_bytes: int) -> Iterator[list[End]]:
+    """Ends, in order, in pieces of which each goes into one batch of the log."""
+    begin, size_bytes = 0, 0
+    for at, end in enumerate(ends):
+        size = END_BYTES + REMARK_BYTES * len(end.remark)
+        if at > begin and (size_bytes + size > batch_bytes or at - begin >= BATCH_MESSAGES):
+            yield ends[begin:at]
+            begin, size_bytes = at, 0
+        size_bytes += size
+    yield ends[begin:]
 
 
 def _take_batch(queue: deque[_Work], batch_bytes: int) -> list[_Work]:

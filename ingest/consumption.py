@@ -37,7 +37,7 @@ from store.consumers import ConsumerKind, ConsumerRecord, Consumers, Progress
 from store.cursor import Cursors
 from store.edge import EdgeStore
 from store.errors import StoreError
-from store.frames import check_name
+from store.frames import RESERVED_TOPICS, check_name
 from store.reader import LogReader
 from store.records import QUEUE_ID_BITS, topic_of_key
 
@@ -99,6 +99,8 @@ class Consumption:
         self._letters = Letters(store, self._tail, lambda group_no, key: self._queues.get((group_no, key)))
         self._waiting, self._making, self._turn = Waiting(), asyncio.Lock(), 0
         self._filters: dict[tuple[str, str], _Filter] = {}
+        #: Filters that no poll reads with any more, the one that was left first first.
+        self._left: dict[tuple[str, str], None] = {}
         self._early: set[tuple[str, str]] = set()
         self._ends_seen: dict[str, int] = {}
         self._burials: set[asyncio.Task[None]] = set()
@@ -106,7 +108,8 @@ class Consumption:
         self._closing = self._called = self._reading = False
         self.trouble = ""
         self._counts = dict.fromkeys(("polls", "handed_out", "again", "done", "stale", "dead", "replayed", *_PASSED_OVER), 0)
-        self.look()
+        with contextlib.suppress(StoreError, IndexError):  # the job is just changing its files: at the next look
+            self.look()
 
     def _recover(self, consumers: Consumers) -> None:
         """Progress of an earlier life. Where an older log was put in place (a restore), a group cannot have read beyond its end."""
@@ -197,6 +200,10 @@ class Consumption:
 
     def _check_names(self, topic: str, group: str) -> None:
         self._refuse("consumers")
+        if topic in RESERVED_TOPICS:
+            raise InvalidRequest(
+                f"topic: {topic} is Escrow's own; nobody consumes it. Name the topic that messages are released in"
+            )
         check_name(topic, "topic")
         topic_of(group)
 
@@ -214,8 +221,9 @@ class Consumption:
     def _reading_with(self, ask: _Ask, consumer: str) -> Iterator[None]:
         """A group reads a topic with one filter at a time: what one passes over is done for the other, too."""
         topic, group, wanted = ask.topic, ask.group, ask.wanted
+        self._forget_filters()
         known = self._filters.get((topic, group))
-        if known is None or (known.wanted != wanted and not self._is_in_use(known)):
+        if known is None:
             known = self._filters[topic, group] = _Filter(wanted, consumer)
         elif known.wanted != wanted:
             raise InvalidRequest(
@@ -223,14 +231,27 @@ class Consumption:
                 f"this group reads {topic}: use the same tags in the whole group, or another group, or wait {FILTER_HOLD_S:.0f} s"
             )
         known.polls += 1
+        self._left.pop((topic, group), None)
         try:
             yield
         finally:
             known.polls -= 1
             known.left_at_s = self._loop.time()
+            if not known.polls:
+                self._leave_filter(topic, group)
 
-    def _is_in_use(self, known: _Filter) -> bool:
-        return known.polls > 0 or self._loop.time() < known.left_at_s + FILTER_HOLD_S
+    def _leave_filter(self, topic: str, group: str) -> None:
+        """Nobody reads with it now. In a topic that does not exist nothing was passed over: it can be forgotten at once."""
+        if self._store.dictionary.topic_no(topic) is None:
+            del self._filters[topic, group]
+        else:
+            self._left[topic, group] = None
+
+    def _forget_filters(self) -> None:
+        """Those that nobody has read with for FILTER_HOLD_S."""
+        now_s = self._loop.time()
+        while self._left and now_s >= self._filters[left := next(iter(self._left))].left_at_s + FILTER_HOLD_S:
+            del self._left[left], self._filters[left]
 
     async def _poll(self, ask: _Ask, wait_s: float) -> list[Delivery]:
         deadline = self._loop.time() + wait_s

@@ -469,7 +469,8 @@ class Edge:
         switching to other files) is tried again at the next look; nothing is skipped."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):  # wait_for of Python 3.11 may swallow a cancellation
+                    await self._woken.wait()
             self._woken.clear()
             try:
                 self.consumption.look()

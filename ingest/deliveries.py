@@ -7,6 +7,7 @@ a restart too. It is no secret: whoever may consume for a group may forge its re
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -29,6 +30,7 @@ from store.records import topic_of_key
 
 _HIDDEN: Final = OWN_PROPERTIES | {KEYS, TAGS}
 _ALL: Final = TagFilter()
+_RECEIPT: Final = re.compile("-".join(["([0-9a-f]{1,16})"] * 5), re.ASCII)
 
 
 class Receipt(NamedTuple):
@@ -39,17 +41,14 @@ class Receipt(NamedTuple):
     visible_at_ms: int
 
     def __str__(self) -> str:
-        return "-".join([f"{part:x}" for part in self])
+        return f"{self[0]:x}-{self[1]:x}-{self[2]:x}-{self[3]:x}-{self[4]:x}"
 
 
 def parse_receipt(text: str, field_name: str) -> Receipt:
-    parts = text.split("-")
-    if len(parts) == len(Receipt._fields) and len(text) <= 80 and all(part.isascii() and part.isalnum() for part in parts):
-        try:
-            return Receipt(*[int(part, 16) for part in parts])
-        except ValueError:
-            pass
-    raise InvalidRequest(f"{field_name}: {text[:40]!r} is no receipt: send back what came with the message")
+    found = _RECEIPT.fullmatch(text)
+    if found is None:
+        raise InvalidRequest(f"{field_name}: {text[:40]!r} is no receipt: send back what came with the message")
+    return Receipt(*[int(part, 16) for part in found.groups()])
 
 
 def parse_tags(text: str) -> TagFilter:

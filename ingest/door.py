@@ -1,7 +1,10 @@
 """The door: connections. uvicorn's HTTP/1.1 protocol (httptools), guarded against what a careless or hostile client may do.
 
     too much head       more than HEAD_MAX_BYTES of request line and headers        431, closed
+    too much around     chunk extensions and trailers that outgrow the body         431, closed
     too slow            no whole head within headerTimeout, of a new connection too 408, closed
+                        no whole body within requestTimeout of its head, be it
+                        wanted or refused                                           408, closed
     not HTTP                                                                        400, closed
     too many            more than maxConnections                                    503, closed
     does not read       an answer that is not taken within requestTimeout, or more
@@ -9,7 +12,11 @@
     asks and asks       more than PIPELINED_MAX requests before the first is answered aborted
     sends on and on     a body that was refused, beyond DRAINED_MAX_BYTES           closed
 
-Every refusal is problem+json, as from the application behind it. Slow or oversized bodies are the application's matter (app.py).
+Every refusal is problem+json, as from the application behind it. Oversized bodies are the application's matter (app.py).
+
+At any moment something bounds the connection: the application while it answers, otherwise a timer here (`_arm`).
+
+Trailers are dropped. An upgrade that somebody offers is declined by answering in HTTP/1.1 (RFC 9110, 7.8): `_Rest`.
 """
 
 from __future__ import annotations
@@ -17,10 +24,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import sys
 from collections.abc import Callable
 from email.utils import formatdate
 from typing import Any, Final
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -32,7 +41,11 @@ from ingest.problems import head_of, problem
 HEAD_MAX_BYTES: Final = 32 << 10
 #: What a client may go on sending after it was refused, so that it can read the refusal.
 DRAINED_MAX_BYTES: Final = 64 << 20
+#: Bytes of chunk sizes for one byte of a body: a chunk of one byte has five.
+FRAMING_FACTOR: Final = 8
 LINGER_MS: Final = 1_000
+#: Connections beyond maxConnections that may be told so at one time; others are hung up on.
+LINGERING_MAX: Final = 64
 #: Requests that may wait behind one that is being answered.
 PIPELINED_MAX: Final = 64
 #: Each holds an answer, which may be megabytes. Beyond this many, the one that has stalled longest is hung up on.
@@ -43,8 +56,9 @@ BACKLOG: Final = 2048
 class Door:
     """Listens, and holds what all connections share."""
 
-    def __init__(self, application: Any, settings: Settings) -> None:
+    def __init__(self, application: Any, settings: Settings, connections_max: int | None = None) -> None:
         self.settings = settings
+        self.connections_max = settings.max_connections if connections_max is None else connections_max
         self.state = ServerState()
         self.config = Config(
             application,
@@ -121,55 +135,127 @@ class _Timer:
             self._handle = None
 
 
+class _Rest:
+    """What follows a head that offers an upgrade, read as HTTP/1.1. (The parser takes it for another protocol and reads no body;
+    Java's own HTTP client offers h2c with the first request of every connection, POST included.)"""
+
+    def __init__(self, connection: GuardedProtocol) -> None:
+        self._connection, self._made_up = connection, True
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+
+    @staticmethod
+    def head(headers: list[tuple[bytes, bytes]]) -> bytes:
+        """A head that says as much of the body as the real one did, and nothing else."""
+        framing = [b"%s: %s\r\n" % pair for pair in headers if pair[0] in (b"content-length", b"transfer-encoding")]
+        return b"".join([b"POST / HTTP/1.1\r\n", *framing, b"\r\n"])
+
+    def on_message_begin(self) -> None:
+        if not self._made_up:
+            self._connection.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._made_up:
+            self._connection.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._made_up:
+            self._connection.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if not self._made_up:
+            self._connection.on_headers_complete()
+        self._made_up = False
+
+    def on_body(self, body: bytes) -> None:
+        self._connection.on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._connection.on_message_complete()
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """One connection."""
 
     def __init__(self, door: Door) -> None:
         super().__init__(door.config, door.state, {})
         self._door = door
-        self._head_bytes = self._drained_bytes = 0
+        self._head_bytes = self._drained_bytes = self._raw_bytes = self._body_bytes = 0
         self._in_head, self._refused = True, False
-        self._head_timer, self._write_timer = _Timer(self.loop), _Timer(self.loop)
+        self._data = b""
+        self._running: Any = None
+        self._read_timer, self._write_timer = _Timer(self.loop), _Timer(self.loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._door.settings.max_connections:
-            self._refuse(503, "overloaded", "maxConnections are open already: try again later", retry_after_s=1)
+        if len(self.connections) > self._door.connections_max:
+            if len(self.connections) > self._door.connections_max + LINGERING_MAX:
+                transport.abort()
+                return
+            text = f"{self._door.connections_max} connections are open already (maxConnections): try again later"
+            self._refuse(503, "overloaded", text, retry_after_s=1)
             return
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_timer.stop()
+        self._read_timer.stop()
         self._write_timer.stop()
         self._door.stalled.pop(self, None)
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # after a reset, too
+        self.pipeline.clear()
+        if self._running is not None:  # uvicorn tells only the last request that was read
+            self._running.disconnected = True
+            self._running.message_event.set()
 
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    # --- what arrives ---------------------------------------------------------------------------------------------------------
     def data_received(self, data: bytes) -> None:
         if self._refused or self.transport.is_closing():
             return  # what still arrives is let go
         if self._in_head:
             self._head_bytes += len(data)
+        self._raw_bytes += len(data)
+        self._data = data
         super().data_received(data)
-        if self._in_head and self._head_bytes > HEAD_MAX_BYTES and not self._refused:
+        self._data = b""
+        self._bound()
+
+    def _bound(self) -> None:
+        """After each piece: is it too much, and by when must the next one be here?"""
+        if self._refused:
+            return
+        if self._in_head and self._head_bytes > HEAD_MAX_BYTES:
             text = f"request line and headers have more than {HEAD_MAX_BYTES} bytes: send less"
             self._refuse(431, "too_large", text, field="headers")
-        elif self._in_head and self._head_bytes and not self._head_timer.running and not self._refused:
-            self._expect_head()
+        elif not self._in_head and self._raw_bytes > HEAD_MAX_BYTES + FRAMING_FACTOR * self._body_bytes:
+            text = f"chunk extensions and trailers have more than {HEAD_MAX_BYTES} bytes: leave them out"
+            self._refuse(431, "too_large", text, field="body")
+        else:
+            self._arm()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
         self._head_bytes = max(self._head_bytes, 1)  # one that begins in the piece that ended the last request
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # trailers are of no use to anybody here, and their number has no bound
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._head_bytes = self._drained_bytes = 0
-        self._head_timer.stop()
+        self._head_bytes = self._drained_bytes = self._raw_bytes = self._body_bytes = 0
+        self._read_timer.stop()
         super().on_headers_complete()
         if len(self.pipeline) > PIPELINED_MAX:
             self.transport.abort()
 
     def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
         if self.cycle.response_complete:
             self._drained_bytes += len(body)
             if self._drained_bytes > DRAINED_MAX_BYTES:
@@ -178,21 +264,59 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # not before `_Rest` has seen the body
         super().on_message_complete()
+        self._read_timer.stop()
         # Bytes of the next request's head that came in the same piece are not counted: they are few, and read already.
         self._in_head = True
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._arm()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Called by uvicorn where the parser has stopped at an upgrade: go on behind the head as if none had been offered."""
+        stopped = sys.exception()
+        assert stopped is not None
+        head = _Rest.head(self.headers)
+        self._data = head + self._data[stopped.args[0] :]
+        self.parser = _Rest(self).parser
+        if not self.transport.is_closing():
+            super().data_received(self._data)
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn says where it could not parse a request."""
         self._refuse(400, "bad_http", "this is no HTTP request that could be understood", field="request")
 
     # --- timers ---------------------------------------------------------------------------------------------------------------
+    def _arm(self) -> None:
+        """See to it that a timer runs for what is to arrive. A body behind others that are not answered yet has time: reading is
+        paused until then."""
+        if self._refused or self.transport.is_closing() or self._read_timer.running:
+            return
+        if not self._in_head:
+            if not self.pipeline:
+                self._read_timer.start(self._door.settings.request_timeout_ms, self._body_too_slow)
+        elif self._head_bytes:
+            self._expect_head()
+        elif not self._answering and self.timeout_keep_alive_task is None:
+            # uvicorn starts it when it has answered, and stops it when anything arrives: here the rest of a refused body.
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
     def _expect_head(self) -> None:
-        self._head_timer.start(self._door.settings.header_timeout_ms, self._head_too_slow)
+        self._read_timer.start(self._door.settings.header_timeout_ms, self._head_too_slow)
 
     def _head_too_slow(self) -> None:
         if self._in_head and not self._refused:
             self._refuse(408, "too_slow", "no whole request head arrived within headerTimeout")
+
+    def _body_too_slow(self) -> None:
+        if self._answering:
+            text = "the body did not arrive within requestTimeout: send it faster, or in smaller batches"
+            self._refuse(408, "too_slow", text, field="body")
+        else:
+            self.transport.abort()  # it has had its answer
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -212,21 +336,33 @@ class GuardedProtocol(HttpToolsProtocol):
     # --- refusals -------------------------------------------------------------------------------------------------------------
     def _refuse(self, status: int, code: str, detail: str, *, field: str = "", retry_after_s: float = 0.0) -> None:
         """Say why and hang up."""
-        self._head_timer.stop()
+        self._read_timer.stop()
         self._door.refused += 1
-        if self._answering:
+        if self._answering and not self._call_off():
             self.transport.abort()  # the answer to an earlier request is under way: nothing can be said in between
             return
         content = wire.encode(problem(status, code, detail, field), wire.JSON)
         self.transport.write(head_of(status, len(content), retry_after_s) + content)
         self._linger()
 
+    def _call_off(self) -> bool:
+        """The request that the application is at turned out to be none: for the application its client has gone. False where
+        it is whole, or is being answered, or is not the only one."""
+        cycle = self.cycle
+        if self.pipeline or cycle.response_started or not cycle.more_body:
+            return False
+        cycle.disconnected, cycle.waiting_for_100_continue = True, False
+        cycle.message_event.set()
+        return True
+
     def _linger(self) -> None:
         """Closing on a client that still sends would reset the connection before it has read the refusal: let it see the end
         first, and drop what it sends, for a moment."""
         self._refused = True
+        self._unset_keepalive_if_required()
+        self.flow.resume_reading()  # or its end would not be seen
         if self.transport.can_write_eof():
             self.transport.write_eof()
-            self._head_timer.start(LINGER_MS, self.transport.abort)
+            self._read_timer.start(LINGER_MS, self.transport.abort)
         else:  # TLS
             self.transport.close()

@@ -9,7 +9,6 @@ EdgeError
 │   └── UnsupportedMedia   neither JSON nor msgpack
 ├── NotFound               no such path
 ├── MethodNotAllowed       the path is there, the method is not
-├── TooSlow                the request did not arrive in time
 ├── Standby                role = standby: halves, messages and ends are refused
 ├── TransactionsRejected   rejectTransactionMessage = true: halves are refused
 ├── TokensUnusable         the file of tokens cannot be read or used
@@ -18,6 +17,8 @@ EdgeError
 ├── Forbidden              the token is known, and lacks the role that this needs
 ├── GroupsUnusable         the file about producer groups cannot be read or used
 ├── QuotaExceeded          the group has used up a quota; `retry_after_s` says when to try again
+├── RefusedByService       the transaction service that is plugged in says no
+├── ServiceFailed          the transaction service that is plugged in failed
 ├── Overloaded             more waits for a flush, or is being received, than may: try again later
 ├── Closing                the edge is stopping: try again later
 └── EdgeFailed             the store failed; the edge must be started again
@@ -93,12 +94,6 @@ class MethodNotAllowed(EdgeError):
         self.allowed = allowed
 
 
-class TooSlow(EdgeError):
-    """The request did not arrive in time."""
-
-    code, status = "too_slow", 408
-
-
 class Standby(EdgeError):
     """A standby takes nothing."""
 
@@ -149,6 +144,18 @@ class QuotaExceeded(EdgeError):
     def __init__(self, text: str, retry_after_s: float) -> None:
         super().__init__(text)
         self.retry_after_s = retry_after_s
+
+
+class RefusedByService(EdgeError):
+    """A plug-in says no; the text is its own."""
+
+    code, status = "refused_by_service", 403
+
+
+class ServiceFailed(EdgeError):
+    """A plug-in failed."""
+
+    code, status = "service_failed", 500
 
 
 class Overloaded(EdgeError):

@@ -178,15 +178,18 @@ def _text(table: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def _key(name: str, kind: str, least: int, most: int) -> Key:
-    return Key(name, kind, "", "", "", least=least, most=most, sub_second=False)
+    return Key(name, kind, "", "", "", least=least, most=most)
 
 
 def _value(table: Mapping[str, Any], key: Key, default: int, where: str) -> int:
     """A number or a time, with the rules and the words of the settings."""
     if key.name not in table:
         return default
+    raw = table[key.name]
+    if key.kind == "duration" and isinstance(raw, int) and raw:  # RocketMQ has no such file: nobody knows what it would count
+        raise GroupsUnusable(f'{where}.{key.name}: {raw} has no unit: write a time such as "10m"')
     try:
-        value: int = parse_setting(key, table[key.name])
+        value: int = parse_setting(key, raw)
     except ValueError as error:
         raise GroupsUnusable(f"{where}.{key.name}: {error}") from None
     return value

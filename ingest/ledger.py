@@ -84,10 +84,6 @@ class Ledger:
                 note.future.set_exception(error)
                 note.future.exception()  # nobody may be waiting for it
 
-    def _failed_for_good(self, reason: str) -> None:
-        self._failed = self._failed or reason
-        self._fail(reason)
-
     # --- in the threads -----------------------------------------------------------------------------------------------------------
     def _write_all(self) -> None:
         while True:
@@ -106,6 +102,7 @@ class Ledger:
     def _write(self, notes: list[_Note]) -> None:
         records = [record for note in notes for record in note.records]
         try:
+            self._refuse_after_failure()
             if records:
                 self._consumers.write(records)
                 self.writes += 1
@@ -136,6 +133,7 @@ class Ledger:
     def _flush(self, notes: list[_Note]) -> None:
         failure: Exception | None = None
         try:
+            self._refuse_after_failure()
             with self._file:
                 self._consumers.flush()
             self.flushes += 1
@@ -146,7 +144,7 @@ class Ledger:
 
     def _compact(self) -> None:
         """Without room for it the journal only stays long."""
-        if not self._consumers.is_long():
+        if self._failed or not self._consumers.is_long():
             return
         try:
             with self._file:
@@ -159,5 +157,11 @@ class Ledger:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        reason = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
-        self._loop.call_soon_threadsafe(self._failed_for_good, reason)
+        """A flush that failed is never tried again: the system may have dropped the pages, and a second one would prove nothing."""
+        if not self._failed:
+            self._failed = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
+            self._loop.call_soon_threadsafe(self._fail, self._failed)
+
+    def _refuse_after_failure(self) -> None:
+        if self._failed:
+            raise FlushFailed(f"refused since an earlier failure: {self._failed}")

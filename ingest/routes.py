@@ -188,5 +188,11 @@ def make_routes(metrics: EdgeMetrics | None) -> tuple[Route, ...]:
 
 
 def _exposition(metrics: EdgeMetrics, accept: str) -> tuple[bytes, str]:
-    encoder, media = choose_encoder(accept)
+    """In the form that was asked for, as far as that is understood; otherwise in the plainest."""
+    try:
+        encoder, media = choose_encoder(accept)
+    except (TypeError, ValueError):  # a version that is none
+        return _exposition(metrics, "")
+    if not (media.isascii() and media.isprintable()):  # it repeats what was asked for
+        return _exposition(metrics, "")
     return encoder(metrics.registry), media

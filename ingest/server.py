@@ -15,6 +15,7 @@ import ipaddress
 import json
 import logging
 import logging.handlers
+import resource
 import signal
 import socket
 import sys
@@ -32,11 +33,14 @@ from ingest.core import HEARTBEAT_S, Edge
 from ingest.door import Door
 from ingest.errors import CannotStart, EdgeError
 from ingest.figures import edge_figures
+from ingest.plugged import make_edge
 from ingest.routes import make_routes
 from store.errors import GeometryMismatch, StoreError, StoreUnusable
 
 #: How long accepted requests may take after the signal to stop.
 DRAIN_S: Final = 2.5
+#: Descriptors that are not connections: the store's files, the log, pipes; with room to spare.
+OTHER_FILES: Final = 512
 OK, FAILED, USELESS = 0, 1, 2
 
 _SETTING_OF: Final = {
@@ -68,17 +72,38 @@ def bind(settings: Settings, access: Access) -> socket.socket:
     return listening
 
 
+def allow_files(connections: int) -> tuple[int, str]:
+    """Raise the limit of open files if that many connections need it. How many can be taken so that the store still has its files,
+    and what an operator should read where those are fewer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed, unlimited = connections + OTHER_FILES, resource.RLIM_INFINITY
+    if soft == unlimited or soft >= needed:
+        return connections, ""
+    allowed = needed if hard == unlimited else hard
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    except (OSError, ValueError):
+        allowed = soft
+    if allowed >= needed:
+        return connections, ""
+    taken = min(connections, max(allowed - OTHER_FILES, allowed // 2))
+    return taken, (
+        f"maxConnections: {connections} connections need {needed} open files and this process may have {allowed}: {taken} are "
+        "taken; raise the limit (ulimit -n, LimitNOFILE) for more"
+    )
+
+
 class Endpoint:
     """Door, application and metrics over one edge."""
 
-    def __init__(self, edge: Edge, settings: Settings, access: Access) -> None:
+    def __init__(self, edge: Edge, settings: Settings, access: Access, connections_max: int) -> None:
         self.edge = edge
         self.metrics = EdgeMetrics(CollectorRegistry(), lambda: edge_figures(edge, self.door, self.app))
         self.app = App(edge, make_routes(self.metrics if settings.metrics_enabled else None), self._observe, access)
-        self.door = Door(self.app, settings)
+        self.door = Door(self.app, settings, connections_max)
 
     def _observe(self, route: Route | None, status: int, seconds: float) -> None:
-        self.metrics.observe(f"{route.method} {route.path}" if route is not None else "none", status, seconds)
+        self.metrics.observe(route.operation if route is not None else "none", status, seconds)
 
     async def beat(self) -> None:
         while True:
@@ -92,14 +117,15 @@ async def serve(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     access, context = Access(settings), tls.server_context(settings)
+    connections_max, files_notice = allow_files(settings.max_connections)
     listening = bind(settings, access)  # 1
-    edge = Edge(settings)
+    edge = make_edge(settings)
     await edge.open()  # 2
-    endpoint = Endpoint(edge, settings, access)
+    endpoint = Endpoint(edge, settings, access, connections_max)
     await endpoint.door.open(listening, context)  # 3
     tune_collector()
     beside = [asyncio.create_task(work) for work in (endpoint.beat(), tls.Renewal(context, settings).watch())]
-    for notice in filter(None, (edge.notice, tls.notice(settings))):
+    for notice in filter(None, (edge.notice, tls.notice(settings), files_notice)):
         say({"notice": notice})
     port = listening.getsockname()[1]
     say({"ready": True, "port": port, "url": url_of(settings, port)})
@@ -141,6 +167,8 @@ def log_to(settings: Settings) -> None:
     )
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    # What clients do wrong is counted (escrow_connections_refused), not written down: they could fill the log.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
 
 def say(line: dict[str, Any]) -> None:

@@ -62,7 +62,11 @@ class Settled:
         op_cursor = topics.page[JobSlot.OP_CURSOR]
         if not topics.page[JobSlot.GENERATION]:
             return 0 if self._whole else None
-        topics.follow()
+        try:
+            topics.follow()
+        except (StoreError, IndexError):
+            self._topics = None  # the job is just changing them: they are opened anew at the next look
+            raise
         return op_cursor if self._is_whole(topics.page) else None
 
     def _open(self) -> bool:

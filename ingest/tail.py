@@ -32,7 +32,7 @@ from store.records import ENTRY, QUEUE_ID_BITS, OpKind, queue_key_of, queue_offs
 
 #: Ops held beyond the job's cursor, and ops read at one look: some milliseconds of the event loop.
 OPS_MAX: Final = 262_144
-OPS_AT_ONCE: Final = 2_048
+OPS_AT_ONCE: Final = 1_024
 _MESSAGES: Final = frozenset({FrameKind.HALF, FrameKind.MESSAGE})
 
 Array = np.ndarray[Any, Any]

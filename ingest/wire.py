@@ -362,11 +362,11 @@ def messages(items: Sequence[MessageIn]) -> list[Message]:
 
 def _message(item: MessageIn, number: int) -> Message:
     body, text = item.body, item.text
-    if isinstance(body, UnsetType):
-        if isinstance(text, UnsetType):
+    if body is UNSET:
+        if text is UNSET:
             raise InvalidRequest(f"messages[{number}].body: is missing; give body (base64) or text", f"messages[{number}].body")
         body = text.encode()
-    elif not isinstance(text, UnsetType):
+    elif text is not UNSET:
         raise InvalidRequest(f"messages[{number}].text: give body or text, not both", f"messages[{number}].text")
     properties = item.properties
     if item.key or item.tags:

@@ -68,7 +68,9 @@ def _check(point: EntryPoint, made: Any) -> None:
     wanted = GROUPS[point.group]
     missing = [name for name in _methods(wanted) if not callable(getattr(made, name, None))]
     if missing:
-        raise BrokenPlugin(f"{_where(point)}: is no {wanted.__name__}: it has no {' and no '.join(missing)}()")
+        raise BrokenPlugin(
+            f"{_where(point)}: is no {wanted.__name__}: it has no {' and no '.join(f'{name}()' for name in missing)}"
+        )
 
 
 def _methods(protocol: type) -> list[str]:

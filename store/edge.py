@@ -37,7 +37,7 @@ from store.dictionary import Dictionary
 from store.directory import Geometry, Lock, StoreDirectory
 from store.edge_recovery import CHECKPOINT, recover
 from store.ends import Answer, EndsTable, Verdict, byte_after, judge
-from store.errors import BodyTooLarge, Corrupt, DuplicateKey, FlushFailed, InvalidRecord, StoreUnusable
+from store.errors import BodyTooLarge, Corrupt, DuplicateKey, FlushFailed, IllegalProperty, InvalidRecord, StoreUnusable
 from store.frames import Frame, FrameKind, Message, Op
 from store.pending import PendingByGroup
 from store.progress import Progress, no_progress
@@ -46,6 +46,8 @@ from store.records import ENTRY, IMMUNITY_MAX_S, NO_POSITION, QUEUE_OFFSET_BITS,
 
 MAX_BODY_BYTES: Final = 4 << 20
 PROPERTIES_ROOM_BYTES: Final = 32 << 10
+#: What a producer may use of that, key, tags and dedup key included; the rest is for what a dead letter says besides.
+PROPERTIES_MAX_BYTES: Final = 30 << 10
 _NO_HALF: Final = -1
 _NO_HEAD: Final = (-1,) * 24
 
@@ -267,6 +269,10 @@ class EdgeStore:
             encoded += frames.encode_properties({frames.DEDUP_KEY: message.dedup_key})
         if message.own:
             encoded += frames.encode_properties(message.own)
+        elif len(encoded) > PROPERTIES_MAX_BYTES:
+            raise IllegalProperty(
+                f"properties: {len(encoded)} bytes with key, tags and dedup_key; at most {PROPERTIES_MAX_BYTES} are taken"
+            )
         # For now: the queue asked for, or 0x8000 + number of queues where `_spread` is to choose.
         place = 0x8000 + queues if queue_id is None else queue_id
         sys_flag = frames.SYS_FLAG_PREPARED if kind == FrameKind.HALF else 0

@@ -54,6 +54,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -108,7 +109,8 @@ HALF_HEAD: Final = np.dtype(
     ]
 )
 HALF_STRUCT: Final = struct.Struct("<IIHBBHHqqqqiiHHI16s16sHHIIIq")
-assert HALF_HEAD.itemsize == HALF_STRUCT.size == 120
+HALF_HEAD_BYTES: Final = HALF_STRUCT.size
+assert HALF_HEAD.itemsize == HALF_HEAD_BYTES == 120
 
 OP_HEAD: Final = np.dtype(
     [
@@ -179,6 +181,8 @@ OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 DISCARD_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 RESERVED_TOPICS: Final = frozenset({HALF_TOPIC, OP_TOPIC, DISCARD_TOPIC})
 NAME_MAX_BYTES: Final = 127
+#: Tags that are longer are worked out each time: what is kept is bounded in bytes, too.
+CACHED_TAGS_MAX: Final = 256
 _NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-%|.")
 
 NO_HOST: Final = bytes(16)
@@ -232,14 +236,20 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
-@lru_cache(maxsize=4096)
 def tags_code(tags: str) -> int:
     """Java's String.hashCode, which RocketMQ's queues use to filter by tag; 0 without tags."""
+    return _hash_code(tags) if len(tags) > CACHED_TAGS_MAX else _cached_hash_code(tags)
+
+
+def _hash_code(tags: str) -> int:
     code = 0
     units = tags.encode("utf-16-le", "surrogatepass")
     for (unit,) in struct.iter_unpack("<H", units):
         code = (code * 31 + unit) & 0xFFFFFFFF
     return code - (1 << 32) if code >= 1 << 31 else code
+
+
+_cached_hash_code: Final = lru_cache(maxsize=4096)(_hash_code)
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
@@ -387,41 +397,44 @@ def decode_frame(frame: memoryview, commit_log_offset: int, file: str = "commitl
     return Frame(commit_log_offset, size, kind, queue_offset, stored_at_ms, length, index, {})
 
 
-def _fields(dtype: np.dtype[Any], layout: struct.Struct, frame: memoryview) -> dict[str, Any]:
-    return dict(zip(dtype.names or (), layout.unpack_from(frame), strict=True))
+class _Layout:
+    """Decodes heads of one layout. Consumers get every message through here: one unpack, and no numpy."""
+
+    def __init__(self, dtype: np.dtype[Any], layout: struct.Struct) -> None:
+        names = dtype.names or ()
+        numbers = [name for name in names if name not in _HEAD_NAMES and dtype[name].kind in "iu"]
+        self._unpack, self._names = layout.unpack_from, numbers
+        self._numbers = itemgetter(*[names.index(name) for name in numbers])
+
+    def decode(self, frame: memoryview) -> tuple[tuple[Any, ...], dict[str, int]]:
+        """(the common head, the numbers behind it by name)."""
+        values = self._unpack(frame)
+        return values[: len(_HEAD_NAMES)], dict(zip(self._names, self._numbers(values), strict=True))
+
+
+_HALF_LAYOUT: Final = _Layout(HALF_HEAD, HALF_STRUCT)
+_OP_LAYOUT: Final = _Layout(OP_HEAD, OP_STRUCT)
 
 
 def _decode_message(frame: memoryview, commit_log_offset: int, kind: FrameKind) -> Frame:
-    fields = _fields(HALF_HEAD, HALF_STRUCT, frame)
-    body_at = HALF_HEAD.itemsize
+    head, fields = _HALF_LAYOUT.decode(frame)
+    body_at = HALF_HEAD_BYTES
     properties_at = body_at + fields["body_bytes"]
     if properties_at + fields["properties_bytes"] != len(frame):
         raise Corrupt("commitlog", commit_log_offset, "body and properties do not fill the frame")
-    properties = decode_properties(bytes(frame[properties_at:]))
-    return _frame(fields, commit_log_offset, kind, body=bytes(frame[body_at:properties_at]), properties=properties)
+    _, size, _, _, _, length, index, queue_offset, stored_at_ms = head
+    body, properties = bytes(frame[body_at:properties_at]), decode_properties(bytes(frame[properties_at:]))
+    return Frame(commit_log_offset, size, kind, queue_offset, stored_at_ms, length, index, fields, body, properties)
 
 
 def _decode_op(frame: memoryview, commit_log_offset: int) -> Frame:
-    fields = _fields(OP_HEAD, OP_STRUCT, frame)
+    head, fields = _OP_LAYOUT.decode(frame)
     asked_at = OP_HEAD.itemsize + fields["detail_bytes"]
     asked = tuple(np.frombuffer(frame[asked_at:], "<i8").tolist())
     try:
         detail = json.loads(bytes(frame[OP_HEAD.itemsize : asked_at]) or b"{}")
     except ValueError:
         detail = {}
-    return _frame(fields, commit_log_offset, FrameKind.OP, detail=detail, asked=asked)
-
-
-def _frame(fields: dict[str, Any], commit_log_offset: int, kind: FrameKind, **rest: Any) -> Frame:
-    own = {name: value for name, value in fields.items() if name not in _HEAD_NAMES and isinstance(value, int)}
-    return Frame(
-        commit_log_offset,
-        fields["size_bytes"],
-        kind,
-        fields["queue_offset"],
-        fields["stored_at_ms"],
-        fields["batch_length"],
-        fields["batch_index"],
-        own,
-        **rest,
-    )
+    _, size, _, kind, _, length, index, queue_offset, stored_at_ms = head
+    place = commit_log_offset, size, FrameKind(kind), queue_offset, stored_at_ms
+    return Frame(*place, length, index, fields, detail=detail, asked=asked)

@@ -99,7 +99,7 @@ class Campaign:
         service = Service(self.data)
         try:
             until(lambda: any(kill(pid) for pid in service.processes()["jvm"]), "a first Java to kill")  # 0
-            self.outcome.kills["jvm", "first start"] += 1
+            self.outcome.kills["jvm", "first_start"] += 1
             port = service.wait_ready()["edge"]["port"]  # 1
             self._say(f"ready; {len(schedule)} kills to come")
             self._start_load(port)  # 2

@@ -171,7 +171,8 @@ def _kind(pid: int) -> str:
     except OSError:
         return ""
     if words[0].endswith("java"):
-        return "" if "org.apache.spark.launcher.Main" in words else "jvm"  # the launcher only composes a command line
+        # Not the launcher, which only composes a command line, nor the supervisor's look at the version.
+        return "jvm" if "org.apache.spark.deploy.SparkSubmit" in words else ""
     marks = {
         "ingest.server": "edge",
         "streaming.job": "driver",

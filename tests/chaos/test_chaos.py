@@ -23,7 +23,7 @@ def test_kills_of_the_whole_service_under_load(tmp_path):
     assert outcome.total >= 20
     assert outcome.of(*DRIVER_KINDS) >= 4
     assert outcome.of(*DRIVER_KINDS, when="ready") >= 2
-    assert outcome.of("jvm", when="first start") == 1, "and the service came up all the same"
+    assert outcome.of("jvm", when="first_start") == 1, "and the service came up all the same"
     assert outcome.of("source") >= 1
     figures = outcome.figures
     assert min(figures["commits"], figures["rollbacks"], figures["checks_answered"], figures["conflicts"], figures["pending"]) > 0
@@ -52,7 +52,8 @@ def the_audit_would_have_found(campaign: Campaign) -> None:
     ledger.messages["never sent"] = True
     fails("acknowledged messages that are not visible")
     del ledger.messages["never sent"]
-    message, _ = ledger.messages.popitem()
+    message = next(body for body, acknowledged in ledger.messages.items() if acknowledged)  # others may never have been stored
+    del ledger.messages[message]
     fails("released although nobody committed it")
     ledger.messages[message] = True
     seen[place] = "something else"

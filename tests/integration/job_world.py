@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +88,12 @@ class JobWorld:
         self.edge.__exit__(RuntimeError)
 
     # --- the job ---
-    def start_job(self) -> JobService:
+    def start_job(self, before: Callable[[], None] | None = None) -> JobService:
+        """Open the store, which recovers it, then start the query; `before` may look at what recovery alone has made of it."""
         self._starts += 1
         self.job = JobService(self.settings, self.clock)
+        if before is not None:
+            before()
         self.job.start(self.spark, self.settings.spark_dir / f"checkpoint-{self._starts}")
         return self.job
 

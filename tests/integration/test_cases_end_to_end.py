@@ -370,6 +370,7 @@ def test_62_a_torn_tail_is_cut_while_the_job_runs_on(world):
         segment.write(bytes(whole - (end + whole) // 2 - 60))
     world.open_edge()
     assert (world.edge.log.end, world.edge.half_end, world.edge.recovery.cut_at) == (end, 2, end)
+    assert not any((world.edge.directory.commit_log / f"{0:020d}").read_bytes()[end:whole]), "cut, so that nothing of it comes back"
     world.settle()
     assert world.job.store.marker.half_cursor == 2
     after = world.half(b"after")

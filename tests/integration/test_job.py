@@ -120,6 +120,8 @@ def test_a_checkpoint_that_was_deleted_or_is_older(make_world, monkeypatch, tmp_
     spark_dir, old, total = world.settings.spark_dir, tmp_path / "old", 0
     for step, what in enumerate(("new", "new", "deleted", "older", "its own"), 1):
         following = spark_dir / f"checkpoint-{step}"
+        # Before the start, so that one feed may hold both what is settled and what is new.
+        world.end_all(world.halves(b"%d" % n for n in range(total, total + 10)), OpKind.COMMIT)
         if step > 1:
             if what == "deleted":
                 for left in spark_dir.glob("checkpoint-*"):
@@ -130,11 +132,12 @@ def test_a_checkpoint_that_was_deleted_or_is_older(make_world, monkeypatch, tmp_
                 shutil.copytree(spark_dir / f"checkpoint-{step - 1}", following)
             begun.clear()
             world.start_job()
-        world.end_all(world.halves(b"%d" % n for n in range(total, total + 10)), OpKind.COMMIT)
         world.settle()
         assert begun[0] < total if what == "older" else begun[0] <= total, "where Spark began, against the store's cursor"
         total += 10
         assert sorted(world.released()) == sorted(b"%d" % n for n in range(total)), what
+        totals = world.job.store.marker.totals
+        assert (totals["prepares"], totals["commits"], world.job.store.marker.pending) == (total, total, 0), what
         world.assert_gauge()
         world.stop_job()
         if step == 1:

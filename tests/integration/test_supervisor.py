@@ -358,6 +358,14 @@ def test_java_versions(tmp_path, says, problem):
     assert bool(supervisor.java_problem({"PATH": str(tmp_path)})) == bool(problem)
 
 
+def test_a_look_at_java_that_was_killed_is_repeated(tmp_path):
+    java, mark = tmp_path / "java", tmp_path / "looked"
+    java.write_text(f"#!/bin/sh\n[ -e {mark} ] || {{ : > {mark}; kill -9 $$; }}\necho 'openjdk version \"17.0.15\"' >&2\n")
+    java.chmod(0o755)
+    assert supervisor.java_problem({"PATH": str(tmp_path)}) == ""
+    assert mark.exists()
+
+
 def test_without_java_nothing_is_started(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
     monkeypatch.setattr(os, "environ", {"PATH": str(tmp_path)})

@@ -20,6 +20,7 @@ from checker.policy import Policy
 from escrow.settings import Settings, load
 from ingest.core import Edge, EndRequest
 from ingest.deliveries import Delivery
+from ingest.plugged import make_edge
 from store.dictionary import Dictionary
 from store.frames import Message
 from store.job import JobStore
@@ -61,7 +62,7 @@ class World:
         self.open_job()
 
     async def open_edge(self) -> None:
-        self.edge = Edge(self.settings, now_ms=lambda: self.now_ms)
+        self.edge = make_edge(self.settings, now_ms=lambda: self.now_ms)
         await self.edge.open()
 
     def open_job(self) -> None:
@@ -146,7 +147,7 @@ class World:
         log.close()
         return found
 
-    async def until(self, true: Callable[[], Any], timeout_s: float = 5.0) -> None:
+    async def until(self, true: Callable[[], Any], timeout_s: float = 15.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not true():
                 await asyncio.sleep(0.002)

@@ -11,6 +11,7 @@ import pytest
 
 from ingest import token_file
 from tests.support.certificates import Authority
+from tests.support.distributions import installer
 from tests.support.edge_client import EdgeClient, RemoteError
 from tests.unit.ingest.test_endpoint import HALF, cannot_start, edge
 
@@ -140,6 +141,13 @@ def test_quota_is_429_with_a_time_to_wait(tmp_path):
         assert (caught.value.status, caught.value.code) == (429, "quota")
         assert 1 <= int(caught.value.headers["retry-after"]) <= 2
         assert client.end("g", ids[0], "commit")["verdict"] == "accepted"
+
+
+def test_a_broken_plug_in_ends_the_start_with_one_line(tmp_path, monkeypatch):
+    installer(tmp_path / "site", monkeypatch)("mine", "[escrow.check_listeners]\nmine = theirs:Made\n", theirs="class Made: pass")
+    code, said = cannot_start(tmp_path / "data", PYTHONPATH=str(tmp_path / "site"))
+    assert code == 2
+    assert "plug-in mine = theirs:Made (escrow.check_listeners) of mine 1.2: is no CheckListener" in said
 
 
 # --- TLS ---

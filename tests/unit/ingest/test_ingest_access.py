@@ -260,6 +260,15 @@ def _seconds(access, header):
     return time.perf_counter() - began_s
 
 
+def test_a_token_among_many_blanks_is_looked_up_each_time(tmp_path, file):
+    text = new(file, operator=True)
+    access = Access(settings_of(tmp_path))
+    for blanks in range(1, 200, 20):
+        assert access.principal(f"Bearer {' ' * blanks}{text}").operator
+    assert access._cache
+    assert max(map(len, access._cache)) <= 128
+
+
 def test_the_cache_is_bounded(tmp_path, file, monkeypatch):
     monkeypatch.setattr("ingest.access.CACHE_MAX", 3)
     text = new(file, operator=True)

@@ -300,6 +300,44 @@ def test_a_full_disk_refuses_the_caller_and_the_edge_goes_on(tmp_path):
     play(tmp_path, story)
 
 
+def test_ends_with_long_remarks_are_taken_and_harm_nobody(tmp_path):
+    """Together they are larger than a segment of the log, and more than go into one batch."""
+
+    async def story(w):
+        gate, long = Gate(w), "é" * 1024
+        gate.open()
+        chatty, quiet, many = await w.half(), await w.half(), await w.half()
+        gate.shut()
+        first = asyncio.ensure_future(w.end(quiet, "unknown", remark="holds the flush"))
+        await w.until(lambda: w.edge.store.op_end == 1)
+        told = [EndRequest("g", chatty, "unknown", remark=long)] * 400
+        counted = [EndRequest("g", many, "unknown", remark="x")] * 4096
+        ends = [w.edge.end(told), *[w.edge.end(counted) for _ in range(17)], w.edge.end([EndRequest("g", quiet, "commit")])]
+        waiting = asyncio.gather(*ends)
+        await asyncio.sleep(0)
+        gate.open()
+        answers = await waiting
+        assert await first == "accepted"
+        assert [len(each) for each in answers] == [400, *[4096] * 17, 1]
+        assert {answer.verdict for each in answers for answer in each} == {"accepted"}
+        assert answers[-1][0].state == "COMMITTED"
+
+    play(tmp_path, story)
+
+
+def test_properties_count_as_waiting(tmp_path):
+    async def story(w):
+        gate = Gate(w)
+        heavy = asyncio.ensure_future(w.half(body=b"", properties={"a": "x" * 30_000}))
+        await asyncio.sleep(0)
+        assert w.edge.counts()["queued_bytes"] > 30_000
+        gate.open()
+        await heavy
+        assert w.edge.counts()["queued_bytes"] == 0
+
+    play(tmp_path, story)
+
+
 def test_a_failed_flush_ends_the_edge(tmp_path):
     async def story(w):
         id = await w.half()

@@ -309,7 +309,8 @@ HOOK = '[groups.a.webhook]\nsecret_env = "S"\n'
         ('[groups.a.webhook]\nurl = "http://x/"', "give either secret_file or secret_env"),
         ('[groups.a.webhook]\nurl = "http://x/"\nsecret_env = "a b"', "no name of a variable"),
         (HOOK + 'url = "http://x/"\nconcurrency = 0', "concurrency: 0 is less than 1"),
-        (HOOK + 'url = "http://x/"\ntimeout = 5', 'write "5s" if seconds were meant'),
+        (HOOK + 'url = "http://x/"\ntimeout = 5', "timeout: 5 has no unit: write a time"),
+        ("[groups.a]\npending_age_max = 10", "pending_age_max: 10 has no unit"),
         (HOOK + 'url = "http://x/"\nsecret = "abc"', "secret: no such field"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -427,18 +426,40 @@ def test_closed_is_closed(escrow, producer):
             call()
 
 
-def test_a_forked_child_is_told(escrow, producer):
-    producer.send(PAID)
-    child = os.fork()
-    if child == 0:
-        code = 1
+FORKS = """
+import os, sys, escrow
+with escrow.Producer(sys.argv[1], "orders", on_check=lambda check: escrow.Outcome.COMMIT) as producer:
+    consumer = escrow.Consumer(sys.argv[1], "paid", "shipping")
+    producer.send(escrow.Message("paid", "from the parent"))
+    consumer.take(60)
+    if os.fork() == 0:
         try:
-            producer.send(PAID)
-        except Closed:
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            producer.send(escrow.Message("paid", "from the child"))
+        except escrow.Closed as error:
+            print(error, flush=True)
+        sys.exit(0)  # leaves the block, closes nothing of the parent's
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+    half = producer.send_half(escrow.Message("paid", "in doubt"))
+    print(half.id, flush=True)
+    sys.stdin.read()
+    consumer.close()
+"""
+
+
+def test_a_forked_child_is_told_and_does_no_harm(escrow):
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKS, escrow.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert "make one after the fork" in process.stdout.readline()
+        id = process.stdout.readline().strip()
+        polls = len(escrow.calls_to("/v1/groups/orders/checks"))
+        escrow.ask(id)
+        escrow.until(lambda: escrow.halves[id].state == "COMMITTED")
+        process.communicate("")
+    assert process.returncode == 0
+    assert polls == 1, "the parent's long poll went on all the time"
+    assert escrow.bodies("paid") == [b"from the parent", b"in doubt"]
 
 
 LEAVES = """

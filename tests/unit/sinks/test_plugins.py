@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from sinks.errors import BrokenPlugin
 from sinks.interfaces import Applied, Sink
 from sinks.plugins import load_all, load_one
 from store.wake import EDGE_WAKE, Sleeper
+from tests.support.distributions import example, installer
 
 ROOT = Path(__file__).parents[3]
 BATCH = Applied(
@@ -25,28 +23,13 @@ BATCH = Applied(
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Install a distribution as pip would: its modules, and its metadata beside them."""
-
-    def put(name: str, entry_points: str, **modules: str) -> None:
-        site = tmp_path / "site"
-        info = site / f"{name.replace('-', '_')}-1.2.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
-        (info / "entry_points.txt").write_text(textwrap.dedent(entry_points))
-        for module, text in modules.items():
-            (site / f"{module}.py").write_text(textwrap.dedent(text))
-            monkeypatch.delitem(sys.modules, module, raising=False)
-        monkeypatch.syspath_prepend(str(site))
-        importlib.invalidate_caches()
-
-    return put
+    return installer(tmp_path / "site", monkeypatch)
 
 
 def test_the_worked_example_of_the_docs(install, tmp_path):
     text = (ROOT / "docs" / "plugins.md").read_text()
-    modules = re.findall(r"```python\n# escrow_audit\.py\n(.*?)```", text, re.DOTALL)
     points = re.findall(r'```toml\n.*?(\[project\.entry-points\."escrow\.sinks"\]\naudit = "(.*?)"\n)```', text, re.DOTALL)
-    install("escrow-audit", f"[escrow.sinks]\naudit = {points[0][1]}\n", escrow_audit=modules[0])
+    install("escrow-audit", f"[escrow.sinks]\naudit = {points[0][1]}\n", escrow_audit=example("escrow_audit"))
     [(name, sink)] = load_all("escrow.sinks", tmp_path / "store")
     assert (name, isinstance(sink, Sink)) == ("audit", True)
     for _ in range(2):  # told twice, as after a crash: written once
@@ -92,10 +75,10 @@ def test_two_with_one_name_or_two_where_one_may_be(install):
     install(
         "services",
         "[escrow.transaction_service]\na = services:make\nb = services:make\n",
-        services=service + "def make(root): return S()",
+        services=service + "def make(root, inner): return S()",
     )
     with pytest.raises(BrokenPlugin, match="there can be one, but a, b are installed"):
-        load_one("escrow.transaction_service", Path())
+        load_one("escrow.transaction_service", Path(), None)
 
 
 def test_the_edge_is_woken_when_there_is_something_for_it(tmp_path):

@@ -174,6 +174,14 @@ def test_tags_code_is_javas_hash_code(tags, java):
     assert frames.tags_code(tags) == java
 
 
+def test_long_tags_are_not_kept():
+    before = frames._cached_hash_code.cache_info().currsize
+    for number in range(50):
+        frames.tags_code(f"{number}" + "x" * 1000)
+    assert frames._cached_hash_code.cache_info().currsize == before
+    assert frames.tags_code("x" * 1000) == frames._hash_code("x" * 1000)
+
+
 def test_a_remark_that_is_too_long_is_cut_and_never_refused():
     detail = frames.encode_detail("a" * 1000, "\U0001f600" * 5000)
     assert len(detail) < 0xFFFF

@@ -1,0 +1,88 @@
+"""The whole service as `make run` starts it, once for all tests here: real Spark, real processes, SIGTERM at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from store.verify import verify
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 240.0
+SETS = (
+    "listenPort=0",
+    "jobMetricsPort=0",
+    "transactionTimeOut=1s",
+    "transactionCheckInterval=2s",
+    "transactionCheckMax=2",
+    "commitLogSegmentSize=1MiB",
+    "maxBodySize=64KiB",
+)
+
+
+@dataclass
+class Run:
+    """A running service."""
+
+    process: subprocess.Popen
+    data: Path
+    log: Path
+    environ: dict[str, str]
+
+    @property
+    def state(self):
+        return json.loads((self.data / "supervisor.json").read_text())
+
+    @property
+    def port(self):
+        return self.state["edge"]["port"]
+
+    def until(self, true):
+        """What it gives, once that is something."""
+        end = time.monotonic() + DEADLINE_S
+        while time.monotonic() < end:
+            assert self.process.poll() is None, self.log.read_text()
+            if found := true():
+                return found
+            time.sleep(0.05)
+        raise AssertionError(f"waited {DEADLINE_S} s in vain:\n{self.log.read_text()}")
+
+
+def processes_of(data):
+    """Processes that were started for this data directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and str(data).encode() in (entry / "cmdline").read_bytes():
+                found.append(entry.name)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    root = tmp_path_factory.mktemp("e2e")
+    data, log = root / "data", root / "run.log"
+    command = [sys.executable, "-m", "escrow", "run", "--data", str(data), *(word for key in SETS for word in ("--set", key))]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ESCROW_")}
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT, env=clean)
+    made = Run(process, data, log, clean)
+    try:
+        made.until(lambda: "edge ready" in log.read_text())
+        yield made
+    finally:
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(60)
+    assert code == 0, log.read_text()
+    assert processes_of(data) == []
+    assert verify(data / "store").problems == []
