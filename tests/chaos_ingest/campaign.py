@@ -53,7 +53,7 @@ CHANGED = ("transactionCheckMax=255", "maxDeliveries=60000")
 #: Asked for of every campaign, besides its runs: it goes on until it has them, up to twice its runs.
 COVERAGE: Mapping[str, int] = {
     **{f"killed {point}": 2 for point in POINTS},
-    **{f"{cut} of": 2 for cut in CUTS},
+    **{f"{cut} of {route}": 1 for cut in CUTS for route in ("halves", "ends")},
     "edge killed any": 5,
     "edge killed before_flush": 2,
     "edge killed after_flush": 2,

@@ -45,11 +45,11 @@ POINTS: dict[str, tuple[str, ...]] = {
 }
 #: Those at which the proxy kills.
 BY_PROXY = ("half_sent", "end_sent")
-#: One run in so many has a producer that is not killed.
+#: Cards beside the points: a producer that is not killed.
 SPARED = ("none", "none")
 #: What the network does to a request: proxy.py says how.
 CUTS = ("cut_request", "cut_forwarded", "cut_unanswered", "cut_answer", "stall_request", "stall_answer")
-ROUTES = {"halves": 4, "ends": 4, "checks": 2}
+ROUTES = ("halves", "ends", "checks")
 TOPICS = ("order-paid", "order-packed", "order-sent")
 
 
@@ -110,7 +110,7 @@ class Planner:
         self._seed = seed
         self._rng = random.Random(f"{seed}")
         self._points: list[str] = []
-        self._cuts: list[str] = []
+        self._cuts: list[tuple[str, str]] = []
 
     def plan(self, number: int) -> Plan:
         rng = random.Random(f"{self._seed}:{number}")
@@ -120,9 +120,9 @@ class Planner:
         if lives[-1].point != "none":
             lives.append(Life(()))
         cuts: dict[tuple[str, int], str] = {}
-        for _ in range(rng.choice((0, 0, 1, 2, 3))):
-            [route] = rng.choices(list(ROUTES), list(ROUTES.values()))
-            cuts[route, rng.randrange(3)] = self._next_cut()
+        for _ in range(rng.choice((0, 0, 1, 3, 4, 4))):
+            route, cut = self._next_cut()
+            cuts[route, rng.randrange(3)] = cut
         return Plan(number, tuple(lives), cuts)
 
     def _next_point(self) -> str:
@@ -131,9 +131,9 @@ class Planner:
             self._rng.shuffle(self._points)
         return self._points.pop()
 
-    def _next_cut(self) -> str:
+    def _next_cut(self) -> tuple[str, str]:
         if not self._cuts:
-            self._cuts = list(CUTS)
+            self._cuts = [(route, cut) for route in ROUTES for cut in CUTS]
             self._rng.shuffle(self._cuts)
         return self._cuts.pop()
 
