@@ -321,7 +321,7 @@ class Supervisor:
     def _tell_part(self, part: Part, took_s: float) -> None:
         settings, where = self.settings, ""
         if "url" in part.told:
-            where += f" on {part.told['url']}"
+            where += f" on {part.told['url']}" + (" (metrics at /metrics)" if settings.metrics_enabled else "")
         if part.told.get("metrics_port"):
             where += f", metrics on http://{settings.metrics_address}:{part.told['metrics_port']}/metrics"
         self._say(f"{part.spec.name} ready{where} ({took_s:.1f} s)")

@@ -111,7 +111,7 @@ def test_start_a_transaction_and_stop(tmp_path):
         state = run.ready()
         said = run.said()
         assert f"data in {tmp_path}/data, logs in {tmp_path}/data/logs" in said
-        assert f"edge ready on 127.0.0.1:{state['edge']['port']}" in said
+        assert f"edge ready on http://127.0.0.1:{state['edge']['port']}" in said
         assert "back it up" in said, "the notice about the new key"
         assert "xxxx" not in said, "the parts' noise stays out of the terminal"
         with run.client() as client:
