@@ -1,13 +1,16 @@
-"""The committer: one thread through which everything goes into the store, so that many callers share one flush.
+"""The committer: everything goes into the store through it, one cycle after another, so that many callers share one flush.
 
-The event loop never waits for the disk. Callers hand their work in and await a future; the thread takes all that waits and
-goes through one cycle:
+Callers hand their work in, in the event loop, and await a future. A cycle takes all that waits:
     1  ends (and what else is said about halves), in the order they came
     2  calls: small procedures of the edge itself
     3  ordinary messages and halves, as many as fit into a cycle; those of several callers go into one batch of the log
     4  one flush
-    5  all futures of the cycle at once, back in the event loop
+    5  all futures of the cycle at once
 While a cycle flushes, the next one gathers. Ends come first and are never refused while halves are accepted.
+
+The event loop never waits for the disk: steps 2 and 4 are done by a thread. Steps 1 and 3 are, too, when the cycle is large or
+needs new files or names. A small cycle that needs none only writes a few pages into the system's cache. That is done in the event
+loop: to hand it to a thread costs more than to do it.
 
 A batch of several callers is refused as a whole when one of their messages breaks a rule; each caller's are then tried alone,
 so that only he hears of it.
@@ -20,6 +23,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any, Final
 
 from ingest.errors import Closing, EdgeFailed, Overloaded
@@ -39,6 +43,10 @@ MESSAGE_BYTES: Final = 512
 #: What an end takes in the log at most, beside its remark; and a character of that, written as JSON.
 END_BYTES: Final = 128
 REMARK_BYTES: Final = 12
+REMARK_CHARACTERS: Final = 1024
+#: A cycle of up to so many bytes and ends may be appended in the event loop: well under a millisecond.
+SMALL_BYTES: Final = 256 << 10
+SMALL_ENDS: Final = 128
 
 
 @dataclass(slots=True)
@@ -48,7 +56,7 @@ class _Work:
     future: asyncio.Future[Any]
     content: Any
     size_bytes: int = 0
-    #: Called in the thread when it is in the log.
+    #: Called when it is in the log.
     appended: Callable[[], None] | None = None
 
 
@@ -77,6 +85,9 @@ class _Cycle:
 
     now_ms: int
     ticket: int = -1
+    appended: bool = False
+    ended: int = 0
+    released_bytes: int = 0
     done: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = field(default_factory=list)
 
     def tell(self, work: _Work, result: Any, ticket: int) -> None:
@@ -88,29 +99,29 @@ class _Cycle:
 
 
 class Committer:
-    """Made and used in the event loop; its thread is the only one that writes to the store."""
+    """Made and used in the event loop. One cycle at a time writes to the store."""
 
     def __init__(self, store: EdgeStore, now_ms: Callable[[], int], queued_bytes_max: int = 64 << 20) -> None:
         self._store, self._now_ms, self._queued_bytes_max = store, now_ms, queued_bytes_max
         self._loop = asyncio.get_running_loop()
-        self._changed = threading.Condition(threading.Lock())
         self._ends: deque[_Work] = deque()
         self._calls: deque[_Work] = deque()
         self._messages: deque[_Work] = deque()
         self._halves: deque[_Work] = deque()
         self._ends_waiting = self.queued_bytes = 0
-        self._closing = self._idle = False
+        self._closing = self._busy = False
         self.counters = Counters()
         #: Set when the store has failed for good: the process must be started again.
         self.failed: asyncio.Future[str] = self._loop.create_future()
         self._batch_bytes = min(BATCH_BYTES, store.directory.geometry.commit_log_segment_bytes // 4)
         self._ended = asyncio.Event()
+        self._cycles: SimpleQueue[_Cycle | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
         self._thread.start()
 
     # --- in the event loop ------------------------------------------------------------------------------------------------
     def prepare(self, messages: Sequence[Message], appended: Callable[[], None] | None = None) -> asyncio.Future[Sequence[int]]:
-        """Halves, all or none; their half_offsets once they are durable. `appended` is called in the thread, before that."""
+        """Halves, all or none; their half_offsets once they are durable. `appended` is called when they are in the log."""
         return self._put_messages(self._halves, messages, appended)
 
     def send(self, messages: Sequence[Message]) -> asyncio.Future[Sequence[int]]:
@@ -153,52 +164,79 @@ class Committer:
         if self.failed.done():
             raise EdgeFailed(f"the store failed: {self.failed.result()}")
         queue.append(work)
-        if self._idle:  # otherwise it looks at the queues by itself before it sleeps
-            with self._changed:
-                self._changed.notify()
+        if not self._busy:
+            self._busy = True
+            # Not now: others that came with it, in this turn of the loop, share its cycle.
+            self._loop.call_soon(self._begin)
         return work.future
 
     async def close(self) -> None:
         """Everything handed in is done; then the thread ends."""
         self._closing = True
-        with self._changed:
-            self._changed.notify()
+        if not self._busy:
+            self._ended.set()
         await self._ended.wait()
-        self._thread.join()
+        self._cycles.put(None)
+        await self._loop.run_in_executor(None, self._thread.join)
+
+    def _begin(self) -> None:
+        """A cycle with all that waits; the thread does what may wait for the disk."""
+        cycle = _Cycle(self._now_ms())
+        if self._is_small(cycle.now_ms):
+            self._append(cycle)
+        self._cycles.put(cycle)
+
+    def _is_small(self, now_ms: int) -> bool:
+        if self._calls or self._ends_waiting > SMALL_ENDS or self.queued_bytes > SMALL_BYTES:
+            return False
+        messages = [message for queue in (self._messages, self._halves) for work in queue for message in work.content]
+        size_bytes = self.queued_bytes + (END_BYTES + REMARK_BYTES * REMARK_CHARACTERS) * (self._ends_waiting + len(self._ends))
+        return self._store.has_room(messages, self._ends_waiting + len(self._ends), size_bytes, now_ms)
+
+    def _finish(self, cycle: _Cycle) -> None:
+        """Tell everybody, and go on with what came meanwhile."""
+        self.counters.cycles += 1
+        self.queued_bytes -= cycle.released_bytes
+        self._ends_waiting -= cycle.ended
+        for future, result, error in cycle.done:
+            if future.done():
+                continue  # the caller went away; what he sent stays
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+        if self._ends or self._calls or self._messages or self._halves:
+            self._begin()
+            return
+        self._busy = False
+        if self._closing:
+            self._ended.set()
+
+    def fail(self, reason: str) -> None:
+        """Nothing is taken any more, and the process must be started again."""
+        if not self.failed.done():
+            self.failed.set_result(reason)
 
     # --- in the thread ----------------------------------------------------------------------------------------------------
     def _run(self) -> None:
-        try:
-            while self._wait_for_work():
-                self._one_cycle()
-        finally:
-            self._loop.call_soon_threadsafe(self._ended.set)
+        while (cycle := self._cycles.get()) is not None:
+            try:
+                if not cycle.appended:
+                    self._append(cycle)
+                self._flush(cycle)  # 4
+            finally:
+                self._loop.call_soon_threadsafe(self._finish, cycle)  # 5
 
-    def _wait_for_work(self) -> bool:
-        """False: nothing is left and nothing will come."""
-        if self._ends or self._calls or self._messages or self._halves:
-            return True
-        with self._changed:
-            # First the flag, then the look: whoever puts work in does the opposite, so that one of the two sees the other.
-            self._idle = True
-            while not (self._ends or self._calls or self._messages or self._halves):
-                if self._closing:
-                    return False
-                self._changed.wait()
-            self._idle = False
-        return True
-
-    def _one_cycle(self) -> None:
-        cycle = _Cycle(self._now_ms())
-        released = ended = 0
+    # --- in the one or the other --------------------------------------------------------------------------------------------
+    def _append(self, cycle: _Cycle) -> None:
+        """While it runs, and until its cycle is finished, nobody else writes to the store."""
+        cycle.appended = True
         try:
-            ended = self._cycle_ends(cycle)  # 1
+            cycle.ended = self._cycle_ends(cycle)  # 1
             self._cycle_calls(cycle)  # 2
-            released = self._cycle_messages(cycle)  # 3
-            self._flush(cycle)  # 4
-        finally:
-            self._loop.call_soon_threadsafe(self._finish, cycle.done, released, ended)  # 5
-        self.counters.cycles += 1
+            cycle.released_bytes = self._cycle_messages(cycle)  # 3
+        except Exception as error:  # nothing is told of what it was about: the edge ends
+            self._give_up(error)
 
     def _cycle_ends(self, cycle: _Cycle) -> int:
         """All ends that wait; hand-overs before them."""
@@ -316,23 +354,6 @@ class Committer:
     def _give_up(self, error: Exception) -> None:
         reason = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
         self._loop.call_soon_threadsafe(self.fail, reason)
-
-    def fail(self, reason: str) -> None:
-        """In the event loop: nothing is taken any more, and the process must be started again."""
-        if not self.failed.done():
-            self.failed.set_result(reason)
-
-    def _finish(self, done: list[tuple[asyncio.Future[Any], Any, BaseException | None]], released: int, ended: int) -> None:
-        """In the event loop: tell everybody."""
-        self.queued_bytes -= released
-        self._ends_waiting -= ended
-        for future, result, error in done:
-            if future.done():
-                continue  # the caller went away; what he sent stays
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
 
 
 def _end_batches(ends: list[End], batch_bytes: int) -> Iterator[list[End]]:

@@ -84,6 +84,10 @@ class _Table:
         if not half:
             self._count(known.stored_at_s)
 
+    def is_full(self, count: int) -> bool:
+        """Whether so many more are too many: half of the slots stay free, so that probing is short."""
+        return (self.used + count) * 2 > self.slots
+
     def flush(self) -> None:
         disk.flush(self._segment.fd, "dedup", self.path)
 
@@ -117,14 +121,20 @@ class Dedup:
         """Remember a key, for which `ensure` made room; the newest half of a key counts."""
         self._tables[-1].put(digest_of(group_no, key), known)
 
+    def has_room(self, count: int, now_s: int) -> bool:
+        """Whether so many new keys need no new table."""
+        if not count:
+            return True
+        last = self._tables[-1] if self._tables else None
+        aged = last is not None and last.used and now_s - last.oldest_s > max(self._window_s // 4, 1)
+        return last is not None and not aged and not last.is_full(count)
+
     def ensure(self, count: int, now_s: int) -> None:
         """Make room for so many new keys: before they are in the log, so that remembering them cannot meet a full disk."""
-        last = self._tables[-1] if self._tables else None
-        full = last is not None and (last.used + count) * 2 > last.slots
-        aged = last is not None and last.used and now_s - last.oldest_s > max(self._window_s // 4, 1)
-        if not count or (last is not None and not full and not aged):
+        if self.has_room(count, now_s):
             return
-        slots = min(last.slots * 2, SLOTS_MAX) if last is not None and full else SLOTS_MIN
+        last = self._tables[-1] if self._tables else None
+        slots = min(last.slots * 2, SLOTS_MAX) if last is not None and last.is_full(count) else SLOTS_MIN
         while slots < count * 2:
             slots *= 2
         number = int(last.path.name) + 1 if last is not None else 0

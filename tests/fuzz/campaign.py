@@ -209,13 +209,11 @@ class Campaign:
         # The job first makes its files when the edge has made the store.
         with Endpoint(self.data, *FLAGS) as self.endpoint, Standin(self.data, *FLAGS):
             pid = self.endpoint.process.pid
-            with EdgeClient(self.endpoint.port, token=self.token) as client:
-                self.pool = self._fill(client)
-                self._play_bursts(client, min(requests // 5, 4000))
-                before = self._held(client)
-                self._play_bursts(client, requests)
-                after = self._held(client)
-                self.outcome.stored = client.status()["half_end"]
+            self.pool = self._fill()
+            self._play_bursts(min(requests // 5, 4000))
+            before = self._held()
+            self._play_bursts(requests)
+            after = self._held()
             assert after[1:] == before[1:], f"sockets, other descriptors: {before[1:]} before, {after[1:]} afterwards"
             self.outcome.memory = before[0], after[0]
             growth = after[0] - before[0]
@@ -225,10 +223,12 @@ class Campaign:
         self.outcome.seconds = time.monotonic() - began_s
         return self.outcome
 
-    def _held(self, client: EdgeClient) -> tuple[int, int, int]:
+    def _held(self) -> tuple[int, int, int]:
         """(private memory, sockets, other descriptors) once nobody else is there."""
-        until_idle(client)
-        return self.endpoint.private_bytes(), *self.endpoint.files()
+        with EdgeClient(self.endpoint.port, token=self.token) as client:
+            until_idle(client)
+            self.outcome.stored = client.status()["half_end"]
+            return self.endpoint.private_bytes(), *self.endpoint.files()
 
     def _end_in_order(self) -> None:
         code, said = self.endpoint.stop()
@@ -240,16 +240,17 @@ class Campaign:
         assert self.token.rsplit("_", 1)[1] not in log
         assert "ERROR" not in log, log[-3000:]
 
-    def _fill(self, client: EdgeClient) -> Pool:
+    def _fill(self) -> Pool:
         """Transactions, messages in hand and dead letters: what a client may know, and spoil."""
         pool = Pool(self.token)
-        for group in hostile.GROUPS:
-            pool.ids += client.prepare([{"group": group, "topic": topic, "text": "x"} for topic in hostile.TOPICS[:3]] * 4)
-        for id in pool.ids[::3]:
+        with EdgeClient(self.endpoint.port, token=self.token) as client:
             for group in hostile.GROUPS:
-                client.end(group, id, "commit")
-        client.send([{"group": "stock", "topic": "t", "text": str(number)} for number in range(8)])
-        until(lambda: self._take(client, pool))
+                pool.ids += client.prepare([{"group": group, "topic": topic, "text": "x"} for topic in hostile.TOPICS[:3]] * 4)
+            for id in pool.ids[::3]:
+                for group in hostile.GROUPS:
+                    client.end(group, id, "commit")
+            client.send([{"group": "stock", "topic": "t", "text": str(number)} for number in range(8)])
+            until(lambda: self._take(client, pool))
         return pool
 
     def _take(self, client: EdgeClient, pool: Pool) -> bool:
@@ -260,7 +261,7 @@ class Campaign:
         pool.letters = [letter["id"] for letter in found]
         return len(found) >= 4
 
-    def _play_bursts(self, client: EdgeClient, requests: int) -> None:
+    def _play_bursts(self, requests: int) -> None:
         stop = self.outcome.requests + requests
         while self.outcome.requests < stop:
             asyncio.run(self._burst(min(BURST, stop - self.outcome.requests)))

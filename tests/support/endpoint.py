@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,17 @@ def allow_files(count: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < count:
         assert hard == resource.RLIM_INFINITY or hard >= count, f"this needs {count} open files: raise the hard limit (ulimit -Hn)"
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+
+
+def quiet_port() -> int:
+    """A free port that no outgoing connection is given: whoever connects to one of those while nobody listens may be connected to
+    himself, and has taken the port then."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(max(1024, lowest - 10_000), lowest)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Endpoint:
