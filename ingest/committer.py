@@ -26,7 +26,7 @@ from ingest.errors import Closing, EdgeFailed, Overloaded
 from store.edge import EdgeStore, End
 from store.ends import Answer
 from store.errors import FlushFailed, InvalidRecord, StoreError
-from store.frames import Message
+from store.frames import BATCH_MAX, Message
 
 #: Bodies taken into one cycle, and into one batch of the log; the rest waits for the next, behind the ends that came meanwhile.
 CYCLE_BYTES: Final = 8 << 20
@@ -39,6 +39,7 @@ MESSAGE_BYTES: Final = 512
 #: What an end takes in the log at most, beside its remark; and a character of that, written as JSON.
 END_BYTES: Final = 128
 REMARK_BYTES: Final = 12
+assert BATCH_BYTES // END_BYTES <= BATCH_MAX
 
 
 @dataclass(slots=True)
@@ -336,11 +337,11 @@ class Committer:
 
 
 def _end_batches(ends: list[End], batch_bytes: int) -> Iterator[list[End]]:
-    """Ends, in order, in pieces of which each goes into one batch of the log."""
+    """Ends, in order, in pieces of which each goes into one batch of the log: by their bytes, and so by their number too."""
     begin, size_bytes = 0, 0
     for at, end in enumerate(ends):
         size = END_BYTES + REMARK_BYTES * len(end.remark)
-        if at > begin and (size_bytes + size > batch_bytes or at - begin >= BATCH_MESSAGES):
+        if at > begin and size_bytes + size > batch_bytes:
             yield ends[begin:at]
             begin, size_bytes = at, 0
         size_bytes += size

@@ -470,7 +470,7 @@ def test_a_poll_that_is_cancelled_leaves_its_messages_to_others(tmp_path):
         await w.until(lambda: w.edge.consumption.figures()["polls_waiting"] == 2)
         await w.send(b"m")
         gone.cancel()
-        found = await asyncio.gather(gone, asyncio.wait_for(stays, 1), return_exceptions=True)
+        found: tuple = await asyncio.gather(gone, asyncio.wait_for(stays, 1), return_exceptions=True)
         assert isinstance(found[0], asyncio.CancelledError) or bodies(found[0]) == [b"m"]
         if isinstance(found[0], asyncio.CancelledError):
             assert [(m.body, m.attempt) for m in found[1]] == [(b"m", 1)]
@@ -589,7 +589,8 @@ def test_dead_letters_are_listed_page_by_page(tmp_path):
     async def story(w):
         await w.send(*[b"%d" % n for n in range(7)])
         await kill(w, times=1)
-        seen, after = [], ""
+        seen: list[bytes] = []
+        after: str | None = ""
         while after is not None:
             letters, after = await w.edge.consumption.dead_letters("c", after=after, max_letters=3)
             seen += [letter.body for letter in letters]

@@ -180,7 +180,7 @@ def limited(data, limits, *flags):
     )
     try:
         assert process.stdout is not None
-        said = []
+        said: list[dict] = []
         while not (said and said[-1].get("ready")):
             said.append(json.loads(process.stdout.readline()))
         yield process, said
