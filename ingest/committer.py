@@ -30,7 +30,7 @@ from ingest.errors import Closing, EdgeFailed, Overloaded
 from store.edge import EdgeStore, End
 from store.ends import Answer
 from store.errors import FlushFailed, InvalidRecord, StoreError
-from store.frames import Message
+from store.frames import BATCH_MAX, Message
 
 #: Bodies taken into one cycle, and into one batch of the log; the rest waits for the next, behind the ends that came meanwhile.
 CYCLE_BYTES: Final = 8 << 20
@@ -47,6 +47,7 @@ REMARK_CHARACTERS: Final = 1024
 #: A cycle of up to so many bytes and ends may be appended in the event loop: well under a millisecond.
 SMALL_BYTES: Final = 256 << 10
 SMALL_ENDS: Final = 128
+assert BATCH_BYTES // END_BYTES <= BATCH_MAX
 
 
 @dataclass(slots=True)
@@ -357,11 +358,11 @@ class Committer:
 
 
 def _end_batches(ends: list[End], batch_bytes: int) -> Iterator[list[End]]:
-    """Ends, in order, in pieces of which each goes into one batch of the log."""
+    """Ends, in order, in pieces of which each goes into one batch of the log: by their bytes, and so by their number too."""
     begin, size_bytes = 0, 0
     for at, end in enumerate(ends):
         size = END_BYTES + REMARK_BYTES * len(end.remark)
-        if at > begin and (size_bytes + size > batch_bytes or at - begin >= BATCH_MESSAGES):
+        if at > begin and size_bytes + size > batch_bytes:
             yield ends[begin:at]
             begin, size_bytes = at, 0
         size_bytes += size

@@ -67,6 +67,13 @@ class Case:
     requests: int = 1
 
 
+ACCEPTS = (
+    b"*/*", b"application/msgpack", b"text/html", b"", b"\xfe\xff", b"application/openmetrics-text; version=1.0.0; escaping=x",
+    b"msgpack" * 300, b"application/openmetrics-text; version=abc", b"text/plain; version=\xb2", b"text/plain;version=1.0.0.\xe9",
+    b"application/json;q=0",
+)  # fmt: skip
+
+
 # --- valid requests -------------------------------------------------------------------------------------------------------------
 def _message(rng: random.Random, pool: Pool) -> dict[str, Any]:
     made: dict[str, Any] = {
@@ -170,10 +177,10 @@ ROUTES: dict[str, Callable[[random.Random, Pool], Request]] = {
     "GET /livez": lambda rng, pool: Request("GET", "/livez"),
     "GET /readyz": lambda rng, pool: Request("GET", "/readyz"),
     "GET /openapi.json": lambda rng, pool: Request("GET", "/openapi.json"),
-    "GET /metrics": lambda rng, pool: Request("GET", "/metrics"),
+    "GET /metrics": lambda rng, pool: Request("GET", "/metrics", headers=[(b"accept", rng.choice(ACCEPTS))]),
 }
 #: Most of what is sent goes where something can go wrong.
-WEIGHTS = [8, 4, 8, 4, 4, 6, 4, 4, 3, 3, 3, 3, 1, 1, 1, 0.2, 0.5]
+WEIGHTS = [8, 4, 8, 4, 4, 6, 4, 4, 3, 3, 3, 3, 1, 1, 1, 0.2, 1]
 
 # --- spoiling content -----------------------------------------------------------------------------------------------------------
 HOSTILE: tuple[Any, ...] = (
@@ -283,11 +290,6 @@ MEDIA = (
     b"text/plain", b"", b"application/json;charset=utf-16", b"APPLICATION/JSON", b"application/msgpack",
     b"application/x-msgpack ; a=b", b"multipart/form-data", b"application/json, application/msgpack", b"\xff", b"a" * 3000,
     b"*/*", b"application/problem+json", b"json",
-)  # fmt: skip
-ACCEPTS = (
-    b"*/*", b"application/msgpack", b"text/html", b"", b"\xfe\xff", b"application/openmetrics-text; version=1.0.0; escaping=x",
-    b"msgpack" * 300, b"application/openmetrics-text; version=abc", b"text/plain; version=\xb2", b"text/plain;version=1.0.0.\xe9",
-    b"application/json;q=0",
 )  # fmt: skip
 OTHER_HEADERS = (
     (b"content-type", b"application/json"), (b"expect", b"100-continue"), (b"expect", b"200-ok"), (b"upgrade", b"h2c"),
