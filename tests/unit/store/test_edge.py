@@ -146,7 +146,7 @@ def test_a_body_size_that_no_segment_could_hold_is_refused_when_opening(tmp_path
         ({"born_port": -1}, InvalidRecord),
         ({"flag": 1 << 32}, InvalidRecord),
         ({"born_at_ms": 1 << 63}, InvalidRecord),
-        ({"properties": {"a": "x" * 70_000}}, BatchTooLarge),
+        ({"properties": {"a": "x" * 70_000}}, IllegalProperty),
     ],
     ids=str,
 )
