@@ -448,10 +448,6 @@ class Edge:
         place = self._sealer.open(id)
         return await asyncio.get_running_loop().run_in_executor(None, self._histories.of, place.half_offset)
 
-    def group_of(self, id: str) -> str:
-        """The producer group of an id of ours."""
-        return self.store.dictionary.groups[self._sealer.open(id).group_no]
-
     # --- loops ---------------------------------------------------------------------------------------------------------------
     def _published(self) -> None:
         """In the committer's thread: something new is durable, the job may read it."""

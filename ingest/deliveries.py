@@ -28,9 +28,15 @@ from store.frames import (
 )
 from store.records import topic_of_key
 
+#: Told in fields of their own, or nobody's business but Escrow's.
 _HIDDEN: Final = OWN_PROPERTIES | {KEYS, TAGS}
 _ALL: Final = TagFilter()
 _RECEIPT: Final = re.compile("-".join(["([0-9a-f]{1,16})"] * 5), re.ASCII)
+
+
+def shown_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """What of a message's properties its producer gave it."""
+    return {name: value for name, value in properties.items() if name not in _HIDDEN}
 
 
 class Receipt(NamedTuple):
@@ -78,7 +84,7 @@ class _Content:
     @property
     def properties(self) -> Mapping[str, str]:
         """The producer's own, without key and tags."""
-        return {name: value for name, value in self.frame.properties.items() if name not in _HIDDEN}
+        return shown_properties(self.frame.properties)
 
     @property
     def body(self) -> bytes:

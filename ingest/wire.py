@@ -15,16 +15,14 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ingest.checks import CheckRequest
 from ingest.core import EndAnswer, EndRequest, JobState
-from ingest.deliveries import DeadLetter, Delivery
+from ingest.deliveries import DeadLetter, Delivery, shown_properties
 from ingest.errors import InvalidRequest, UnsupportedMedia
 from ingest.history import Transaction
-from store.frames import CHECK_IMMUNITY_TIME_IN_SECONDS, DEDUP_KEY, KEYS, NAME_MAX_BYTES, OWN_PROPERTIES, REAL_TOPIC, TAGS, Message
+from store.frames import CHECK_IMMUNITY_TIME_IN_SECONDS, KEYS, NAME_MAX_BYTES, REAL_TOPIC, TAGS, Message
 from store.records import IMMUNITY_MAX_S, parse_immunity_s
 
 PROPERTIES_MAX: Final = 256
 TEXT_MAX_CHARACTERS: Final = 4096
-#: Escrow's own properties are told in fields, not in `properties`.
-HIDDEN_PROPERTIES: Final = OWN_PROPERTIES | {KEYS, TAGS, DEDUP_KEY}
 
 T = TypeVar("T")
 _NAME_PATTERN: Final = {"pattern": r"^[A-Za-z0-9_%|.\-]+$"}
@@ -415,10 +413,6 @@ def letter(found: DeadLetter) -> LetterOut:
         found.id, found.topic, found.queue_id, found.queue_offset, found.attempts, found.dead_at_ms, found.key, found.tags,
         found.body, dict(found.properties), found.born_at_ms,
     )  # fmt: skip
-
-
-def shown_properties(properties: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in properties.items() if name not in HIDDEN_PROPERTIES}
 
 
 def transaction(id: str, found: Transaction) -> TransactionOut:
