@@ -14,7 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -82,6 +90,7 @@ class WatchedCounter(Collector):
 
 def _about_the_process(registry: CollectorRegistry) -> None:
     """What every part tells: its release, and what Prometheus' clients tell of a process everywhere."""
+    disable_created_metrics()  # when each series began: twice as many series, and nobody asks
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     try:

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from tests.support.pages import PageRun, blocks, pages
 
 PAGES = [page for page in pages() if any(block.runs_here for block in blocks(page))]
-
-
-@pytest.fixture(scope="session")
-def ports(run):
-    """The service's own, by those that the pages name."""
-    told = run.until(lambda: re.search(r"http://127\.0\.0\.1:(\d+)/metrics", run.log.read_text()))
-    return {"7480": run.port, "7482": int(told[1])}
 
 
 @pytest.mark.parametrize("page", PAGES)

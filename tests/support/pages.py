@@ -9,10 +9,10 @@ above says otherwise:
     <!-- docs: exits N -->               ends with this status
     <!-- docs: given … -->               code of the block's language that the reader need not see, run before it
 
-A page has a directory of its own, where `data` is the running service's and `.venv`, `conf` and `examples` are the project's; 7480 and
-7482 become the service's ports. `sh`: one shell a block, which ends at the first command that fails. `python`: all blocks of a page
-share their names, and `print(…)  # text` must print that text (a colon ends it: what follows explains). `console`: lines with `$ ` are
-commands, the others what they print, … stands for anything.
+A page has a directory of its own, where `data` is the running service's and `.venv`, `conf` and `examples` are the project's; 7480
+and 7482 become the service's ports. `sh`: one shell a block, which ends at the first command that fails. `python`: all blocks of a
+page share their names, and `print(…)  # text` must print that text (a colon ends it: what follows explains). `console`: lines with
+`$ ` are commands, the others what they print, … stands for anything.
 """
 
 from __future__ import annotations
@@ -172,7 +172,8 @@ class PageRun:
     def _shell(self, block: Block, script: str) -> str:
         done = subprocess.run(
             ["sh", "-e", "-c", self._fill(script)],
-            cwd=self._place(block), env=self._environ(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S,
+            cwd=self._place(block), env=self._environ(), stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
         if done.returncode != block.exits:
             raise PageError(f"{block.where}: ends with {done.returncode}\n{script}\n{done.stdout}\n{done.stderr}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.configuration_page import PAGE, text_of_page
 from tests.support.pages import ROOT, PageError, PageRun, _fits, anchors, blocks, links, pages
 
 LINKING = [*pages(), "CHANGELOG.md", "store/FORMAT.md", "benchmarks/RESULTS.md"]
@@ -20,7 +21,7 @@ def test_every_block_parses_and_says_who_runs_it(page):
             compile(block.given + block.text, block.where, "exec")
         else:
             script = block.text if block.language == "sh" else "\n".join(command for command, _ in block.commands())
-            done = subprocess.run(["sh", "-n"], input=block.given + script, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(["sh", "-n"], input=block.given + script, capture_output=True, text=True, timeout=60, check=False)
             assert done.returncode == 0, f"{block.where}: {done.stderr}"
         if block.run_by:
             assert Path(page).name in (ROOT / block.run_by).read_text(), f"{block.where}: {block.run_by} does not name this page"
@@ -42,6 +43,10 @@ def test_every_link_leads_somewhere(page):
 def test_the_index_lists_every_page():
     index = (ROOT / "docs" / "README.md").read_text()
     assert [page for page in pages() if page.startswith("docs/") and f"({Path(page).name})" not in index] == ["docs/README.md"]
+
+
+def test_the_page_of_settings_is_what_the_settings_say():
+    assert PAGE.read_text() == text_of_page(), "run make pages"
 
 
 # --- the runner itself ---
