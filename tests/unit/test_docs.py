@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts.configuration_page import PAGE, text_of_page
+from tests.integration.test_case_table import CASES
 from tests.support.pages import ROOT, PageError, PageRun, _fits, anchors, blocks, links, pages
 
 LINKING = [*pages(), "CHANGELOG.md", "store/FORMAT.md", "benchmarks/RESULTS.md"]
@@ -47,6 +49,28 @@ def test_the_index_lists_every_page():
 
 def test_the_page_of_settings_is_what_the_settings_say():
     assert PAGE.read_text() == text_of_page(), "run make pages"
+
+
+# --- guarantees and their tests ---
+GUARANTEES = (ROOT / "docs" / "guarantees.md").read_text()
+
+
+def functions(path):
+    return {
+        node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
+
+
+def test_every_test_that_a_guarantee_names_exists():
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", GUARANTEES)
+    assert len(named) > 50
+    missing = [f"{path}::{name}" for path, name in named if name and name not in functions(ROOT / path)]
+    assert missing + [path for path, _ in named if not (ROOT / path).exists()] == []
+
+
+def test_every_case_is_listed_with_the_tests_that_play_it():
+    rows = re.findall(r"^\| (\d+) \| (.*?) \| (.*?) \|$", GUARANTEES, re.MULTILINE)
+    assert {int(number): (what, tuple(re.findall(r"`(\w+)`", tests))) for number, what, tests in rows} == CASES
 
 
 # --- the runner itself ---
