@@ -154,9 +154,11 @@ class PageRun:
         for name in (".venv", "conf", "examples"):
             (self.directory / name).symlink_to(ROOT / name)
         (self.directory / "data").symlink_to(self.data)
-        done = [self._run(block) for block in blocks(page) if block.runs_here]
+        chosen = [block for block in blocks(page) if block.runs_here]
+        for block in chosen:
+            self._run(block)
         self._end_python()
-        return len(done)
+        return len(chosen)
 
     def _run(self, block: Block) -> None:
         if block.language == "python":
