@@ -123,6 +123,8 @@ class Edge:
         self.settings, self._now_ms = settings, now_ms
         self.notice = self.trouble = ""
         self._closing = False
+        #: Ends whose id was never issued, or for another group: refused before they reach the log.
+        self.ends_refused = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._waker: Waker | None = None
         self._consumption: Consumption | None = None
@@ -292,6 +294,7 @@ class Edge:
         self._check_count(ends, "ends")
         judged = [self._to_end(end) for end in ends]
         good = [end for end in judged if isinstance(end, End)]
+        self.ends_refused += len(judged) - len(good)
         answers = iter(await self._committer.end(good) if good else [])
         return [_answer(next(answers)) if isinstance(end, End) else end for end in judged]
 
@@ -412,7 +415,7 @@ class Edge:
             "halves": counters.halves,
             "messages": counters.messages,
             "ends": counters.ends,
-            "answers": dict(counters.answers),
+            "answers": {**counters.answers, "refused": counters.answers.get("refused", 0) + self.ends_refused},
             "asked": counters.asked,
             "refused_for_load": counters.refused_for_load,
             "discarded": self._followers.discarded,
@@ -424,6 +427,16 @@ class Edge:
             **{part.name: part.figures() for part in self.parts},
             "healthy": not self.trouble and not self.failed.done(),
         }
+
+    def observe_flushes(self, observe: Callable[[float], None]) -> None:
+        """Tell how many seconds each flush took; in the committer's thread."""
+        self._committer.observe_flush = observe
+
+    def live_groups(self) -> set[str]:
+        """Producer groups with a live member."""
+        names = self.store.dictionary.groups
+        live = self._presence.live(self._now_ms(), self.settings.presence_ttl_ms, len(names))
+        return {name for name, is_live in zip(names, live.tolist(), strict=True) if is_live}
 
     def job_state(self) -> JobState:
         """What can be seen of the job from here."""
