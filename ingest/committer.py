@@ -135,8 +135,11 @@ class Committer:
     def _put_messages(
         self, queue: deque[_Work], messages: Sequence[Message], appended: Callable[[], None] | None = None
     ) -> asyncio.Future[Sequence[int]]:
-        size_bytes = sum([len(message.body) for message in messages]) + MESSAGE_BYTES * len(messages)
-        size_bytes += sum([len(name) + len(text) for each in messages for name, text in each.properties.items()])
+        size_bytes = MESSAGE_BYTES * len(messages)
+        for message in messages:
+            size_bytes += len(message.body)
+            if message.properties:
+                size_bytes += sum([len(name) + len(text) for name, text in message.properties.items()])
         full = self.queued_bytes > 0 and self.queued_bytes + size_bytes > self._queued_bytes_max
         if full or self._ends_waiting >= ENDS_MAX:
             self.counters.refused_for_load += 1
@@ -281,6 +284,10 @@ class Committer:
             told += 1
         if failure is not None:
             self._failed(run[told:], cycle, failure)
+        self.count_answers(answers)
+
+    def count_answers(self, answers: Sequence[Answer]) -> None:
+        """Ends that were answered; those of a call count themselves."""
         self.counters.ends += len(answers)
         for answer in answers:
             self.counters.answers[answer.verdict.value] = self.counters.answers.get(answer.verdict.value, 0) + 1

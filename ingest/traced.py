@@ -7,12 +7,10 @@ are made in a thread; the one of a half is begun before it is stored, since the 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any, Final
 
 from escrow.settings import Settings
@@ -59,23 +57,23 @@ class TracedEdge(Edge):
         self.tracer.close()
 
     # --- halves -----------------------------------------------------------------------------------------------------------------
-    async def prepare(self, messages: Sequence[Message]) -> list[str]:
+    async def store_halves(self, messages: Sequence[Message]) -> list[tuple[str, int]]:
         spans = [
             self.tracer.begin(f"half {message.topic}", message.properties, {"escrow.group": message.group}) for message in messages
         ]
         given = [self._carrying(message, self.tracer.traceparent(span)) for message, span in zip(messages, spans, strict=True)]
         try:
-            ids = await super().prepare(given)
+            stored = await super().store_halves(given)
         except Exception as error:
             for span in spans:
                 span.record_exception(error)
                 span.end()
             raise
-        for id, message, span in zip(ids, given, spans, strict=True):
+        for (id, half_offset), message, span in zip(stored, given, spans, strict=True):
             span.set_attribute("escrow.transaction_id", id)
             span.end()
-            self._keep(id, message)
-        return ids
+            self._keep(half_offset, message)
+        return stored
 
     def _carrying(self, message: Message, traceparent: str) -> Message:
         """The message with its trace, unless it brought one, has none, or is full."""
@@ -84,11 +82,10 @@ class TracedEdge(Edge):
         size_bytes = sum(len(json.dumps([name, value])) for name, value in message.properties.items())
         if size_bytes + len(message.dedup_key) * 6 + ROOM_BYTES > PROPERTIES_MAX_BYTES:
             return message
-        return replace(message, properties={**message.properties, TRACEPARENT: traceparent})
+        return message._replace(properties={**message.properties, TRACEPARENT: traceparent})
 
-    def _keep(self, id: str, message: Message) -> None:
-        with contextlib.suppress(BadId):  # of a plug-in that makes ids of its own
-            half_offset = self.half_offset_of(id)
+    def _keep(self, half_offset: int, message: Message) -> None:
+        if half_offset >= 0:
             while len(self._kept) >= KEPT_MAX:
                 self._kept.pop(next(iter(self._kept)))
             self._kept.setdefault(half_offset, {REAL_TOPIC: message.topic, **message.properties})
@@ -112,9 +109,16 @@ class TracedEdge(Edge):
 
     @asynccontextmanager
     async def poll_checks(
-        self, group: str, member: str, max_requests: int = 32, wait_s: float = 0.0, *, passing_over: Container[int] = ()
+        self,
+        group: str,
+        member: str,
+        max_requests: int = 32,
+        wait_s: float = 0.0,
+        *,
+        passing_over: Container[int] = (),
+        via: str = "poll",
     ) -> AsyncIterator[Handover]:
-        async with super().poll_checks(group, member, max_requests, wait_s, passing_over=passing_over) as handover:
+        async with super().poll_checks(group, member, max_requests, wait_s, passing_over=passing_over, via=via) as handover:
             start_ms = wall_ms()
             yield handover
         if handover.requests:
