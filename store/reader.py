@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 
 _HISTORY_ENTRIES: Final = 1 << 20
 #: Wall clocks step back now and then: a scan that begins at a time begins this much earlier.
-_CLOCK_SLACK_MS: Final = 60_000
+CLOCK_SLACK_MS: Final = 60_000
 
 
 class LogReader:
@@ -55,9 +55,7 @@ class LogReader:
 
     def halves(self, first: int, stop: int) -> Array:
         """Halves first … stop - 1 as records.HALF, CRCs checked; a corrupt one is marked, not raised."""
-        entries = self.half_queue.read(first, stop)
-        heads, good = self._checked_heads(entries, HALF_HEAD, (FrameKind.HALF,))
-        good &= heads["queue_offset"] == np.arange(first, stop)
+        entries, heads, good = self.half_heads(first, stop)
         records = np.zeros(len(entries), HALF)
         records["half_offset"] = np.arange(first, stop)
         records["commit_log_offset"], records["size_bytes"] = entries["commit_log_offset"], entries["size_bytes"]
@@ -66,6 +64,12 @@ class LogReader:
         records["immunity_s"] = np.where(good, heads["immunity_s"], 0)
         records["corrupt"] = ~good
         return records
+
+    def half_heads(self, first: int, stop: int) -> tuple[Array, Array, Any]:
+        """(entries, frames.HALF_HEAD, which of them are valid) of halves first … stop - 1."""
+        entries = self.half_queue.read(first, stop)
+        heads, good = self._checked_heads(entries, HALF_HEAD, (FrameKind.HALF,))
+        return entries, heads, good & (heads["queue_offset"] == np.arange(first, stop))
 
     def ops(self, first: int, stop: int) -> Array:
         """Ops first … stop - 1 as records.OP, CRCs checked; an ASKED frame becomes one record for each half it names."""
@@ -140,7 +144,7 @@ class LogReader:
         """
         self.op_queue.file.refresh()  # the edge removes files at its front
         found, stop = [], self.ends()[1]
-        first = self._first_op_since(since_ms - _CLOCK_SLACK_MS, stop)
+        first = self.first_since(self.op_queue, since_ms, stop)
         while first < stop:
             entries = self.op_queue.read(first, min(stop, first + _HISTORY_ENTRIES))
             for entry in entries[(entries["tags_code"] == half_offset) | (entries["tags_code"] == ASKED_TAG)]:
@@ -150,13 +154,14 @@ class LogReader:
             first += len(entries)
         return found
 
-    def _first_op_since(self, at_ms: int, stop: int) -> int:
-        """The first op stored at or after a time, by halving the queue: ops lie in the order of their time."""
-        first = self.op_queue.begin
-        while at_ms > 0 and first < stop:
+    def first_since(self, queue: ConsumeQueue, at_ms: int, stop: int, first: int | None = None) -> int:
+        """The first entry of the half or op queue that may have been stored at a time or later, by halving: they lie in the order
+        of their time, but for a clock that stepped back."""
+        first = queue.begin if first is None else first
+        while at_ms > CLOCK_SLACK_MS and first < stop:
             middle = (first + stop) // 2
-            frame = self._readable(self.op_queue.read(middle, middle + 1)[0])
-            if frame is None or frame.stored_at_ms >= at_ms:
+            frame = self._readable(queue.read(middle, middle + 1)[0])
+            if frame is None or frame.stored_at_ms >= at_ms - CLOCK_SLACK_MS:
                 stop = middle
             else:
                 first = middle + 1
