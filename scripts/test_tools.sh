@@ -11,8 +11,10 @@ set -eu
 tools="
 curl:curl
 initdb:postgresql
+fish:fish
 openssl:openssl
 wrk:wrk
+zsh:zsh
 "
 
 have() {
