@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import time
 from datetime import datetime
@@ -29,6 +30,11 @@ def instant_ms(text: str) -> int:
         return round(found.timestamp() * 1000)  # without an offset it is local time
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(f"{text!r} is not a time: write {HELP}") from None
+
+
+def whole_seconds(text: str) -> int:
+    """An argparse type: a length of time in whole seconds, rounded up."""
+    return math.ceil(seconds(text))
 
 
 def seconds(text: str) -> float:

@@ -35,11 +35,16 @@ Each tool has help of its own: escrow tx commit --help
 """
 
 STATES: Final = ("pending", "discarded", "committed", "rolled_back", "quarantined", "settled", "any")
+#: What an action may be spread over by a filter: what has ended is over.
+IN_DOUBT: Final = ("pending", "discarded")
+_STATE_FOR: Final = {"resume": "discarded"}
 PAGE: Final = 1000
 #: Ids of one request.
 BATCH: Final = 1000
 REASON_MAX: Final = 500
 SAMPLE: Final = 5
+#: Beyond so many, results that are as they should be are only counted.
+SHOWN_ONE_BY_ONE: Final = 20
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -72,24 +77,24 @@ def _add_tool(
 
 
 # --- filters ------------------------------------------------------------------------------------------------------------------
-def _add_filters(parser: argparse.ArgumentParser, *, state: str | None) -> None:
+def _add_filters(parser: argparse.ArgumentParser, *, states: Sequence[str] = STATES, otherwise: str = "pending") -> None:
     """The filters of the API; each that is given must fit."""
     group = parser.add_argument_group("which ones")
-    group.add_argument("--state", choices=STATES, default=state, help=f"{', '.join(STATES)} (default: pending)")
+    group.add_argument("--state", choices=states, help=f"{', '.join(states)} (default: {otherwise})")
     group.add_argument("--group", metavar="GROUP", help="of this producer group")
     group.add_argument("--topic", metavar="TOPIC", help="for this topic")
     group.add_argument("--key", metavar="KEY", help="with exactly this key")
-    group.add_argument("--search", dest="q", metavar="TEXT", help="with this text in id, group, topic or key")
+    group.add_argument("--search", dest="q", metavar="TEXT", help="with this text in group, topic or key, or with this id")
     group.add_argument(
-        "--age-min", dest="age_min_s", metavar="TIME", type=times.seconds, help="stored at least so long ago: 90s, 15m, 2h"
+        "--age-min", dest="age_min_s", metavar="TIME", type=times.whole_seconds, help="stored at least so long ago: 90s, 15m, 2h"
     )
-    group.add_argument("--age-max", dest="age_max_s", metavar="TIME", type=times.seconds, help="stored at most so long ago")
+    group.add_argument("--age-max", dest="age_max_s", metavar="TIME", type=times.whole_seconds, help="stored at most so long ago")
     group.add_argument("--attempts-min", metavar="N", type=int, help="asked about at least so often")
     group.add_argument("--attempts-max", metavar="N", type=int, help="asked about at most so often")
     group.add_argument(
         "--since", dest="since_ms", metavar="WHEN", type=times.instant_ms, help=f"stored then or later: {times.HELP}"
     )
-    group.add_argument("--until", dest="until_ms", metavar="WHEN", type=times.instant_ms, help="stored before then")
+    group.add_argument("--until", dest="until_ms", metavar="WHEN", type=times.instant_ms, help="stored then or before")
 
 
 _FILTERS: Final = (
@@ -130,7 +135,7 @@ def _add_list(tools: Subparsers) -> None:
         "  escrow tx list --attempts-min 3 --ids | escrow tx rollback - --reason 'nobody knows them'\n"
         "  escrow tx list --all --json | jq -r '[.id, .group, .age_s] | @tsv'\n",
     )
-    _add_filters(parser, state=None)
+    _add_filters(parser)
     parser.add_argument("--newest", action="store_true", help="the newest first")
     parser.add_argument("--limit", metavar="N", type=_positive, default=100, help="at most so many (default: 100)")
     parser.add_argument("--all", action="store_true", help="as many as there are")
@@ -301,7 +306,7 @@ def _add_action(tools: Subparsers, action: str, summary: str, teaches: str) -> N
         f"  escrow tx {action} --group orders --age-min 1h --reason 'see ticket 17' --yes --json\n",
     )
     _add_ids(parser, optional=True)
-    _add_filters(parser, state=None)
+    _add_filters(parser, states=IN_DOUBT, otherwise=_STATE_FOR.get(action, "pending"))
     parser.add_argument("--reason", metavar="TEXT", help="why: it goes to the audit log (asked for on a terminal)")
     parser.add_argument("--dry-run", action="store_true", help="only tell what would be done")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask for a confirmation")
@@ -318,6 +323,7 @@ def run_action(args: argparse.Namespace) -> int:
             "name ids (or - for stdin), or a filter, not both" if filter else "name ids, - for stdin, or a filter such as --group"
         )
     args.reason = _reason(args)
+    filter.setdefault("state", _STATE_FOR.get(args.action, "pending"))
     with remote.connect(args) as api:
         return _act_on_ids(args, api) if args.ids else _act_on_filter(args, api, filter)
 
@@ -379,7 +385,7 @@ class _Outcome:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self._counts: Counter[str] = Counter()
-        self._matched, self._shown = 0, 0
+        self._matched = 0
         self._audit: list[int] = []
 
     def add(self, answer: dict[str, Any]) -> None:
@@ -388,13 +394,12 @@ class _Outcome:
         if answer.get("audit_no") is not None:
             self._audit.append(answer["audit_no"])
         for result in answer["results"]:
-            self._shown += 1
             if self._args.json:
                 print(json_line(result))
-            elif result["result"] not in ("accepted",) or self._matched <= 20:
-                print(
-                    f"{result['id']}  {result['result']}{': ' if result['detail'] else ''}{cell(result['detail'] or ' ').strip()}"
-                )
+            elif result["result"] != "accepted" or self._matched <= SHOWN_ONE_BY_ONE:
+                told = f": {cell(result['detail'])}" if result["detail"] else ""
+                word = f"would be {result['result']}" if answer["dry_run"] else result["result"]
+                print(f"{result['id']}  {word}{told}")
 
     def tell(self, *, dry: bool = False) -> int:
         """The counts, and the exit code that they mean."""

@@ -1,4 +1,4 @@
-"""The `escrow` command as people and scripts meet it: a process of its own, against an edge that runs (with a job without Spark)."""
+"""The `escrow` command as people and scripts meet it: a process of its own, against a real edge (the job is without Spark)."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from checker.policy import Policy
+from escrow.cli import main
 from ingest.history import Histories
 from ingest.ids import Sealer, load_keys
 from store.edge import EdgeStore
@@ -106,6 +107,7 @@ def test_filters_choose_what_they_say(past, alone):
     rows = exported(alone, past.data)
     middle = sorted(row["stored_at"] for row in rows)[len(rows) // 2]
     since = middle.isoformat()
+    out = alone.cwd / "chosen.parquet"
     for args, fits in (
         (("--since", since), lambda row: row["stored_at"] >= middle),
         (("--until", since), lambda row: row["stored_at"] < middle),
@@ -118,7 +120,8 @@ def test_filters_choose_what_they_say(past, alone):
         (("--topic", "paid", "--state", "settled"), lambda row: row["state"] in END),
         (("--state", "discarded"), lambda row: row["state"] == "discarded"),
     ):
-        assert exported(alone, past.data, *args) == [row for row in rows if fits(row)], args
+        assert main(["export", str(out), "--data", str(past.data), *args]) == 0
+        assert pq.read_table(out).to_pylist() == [row for row in rows if fits(row)], args
 
 
 def test_what_retention_took_is_not_there_and_the_rest_is_whole(past, alone):

@@ -1,4 +1,4 @@
-"""The queries of docs/cli.md over `escrow export`'s file: "which transactions took more than a minute last night", in DuckDB and Spark SQL."""
+"""The queries of docs/cli.md over the file of `escrow export`, in DuckDB and in Spark SQL: what took long last night?"""
 
 from __future__ import annotations
 
