@@ -157,6 +157,10 @@ class Api:
         """Transactions that fit a filter, a page at a time: `rest` is order, limit and cursor."""
         return self._object("GET", "/v1/operator/transactions", query={**filter, **rest})
 
+    def inspect(self, id: str) -> dict[str, Any]:
+        """One transaction with its message: `transaction` is what `transaction(id)` gives; of `body`, its first 16 KiB in base64."""
+        return self._object("GET", path_of("v1", "operator", "transactions", id))
+
     def act(
         self,
         action: str,

@@ -278,6 +278,10 @@ class Committer:
             told += 1
         if failure is not None:
             self._failed(run[told:], cycle, failure)
+        self.count_answers(answers)
+
+    def count_answers(self, answers: Sequence[Answer]) -> None:
+        """Ends that were answered; those of a call count themselves."""
         self.counters.ends += len(answers)
         for answer in answers:
             self.counters.answers[answer.verdict.value] = self.counters.answers.get(answer.verdict.value, 0) + 1

@@ -497,6 +497,10 @@ class Consumption:
             records += queue.finish(letter.queue_offset)
         return records
 
+    def dead_letter_count(self, group: str) -> int:
+        """How many dead letters of a group are open."""
+        return self._letters.count(group)
+
     # --- looking ------------------------------------------------------------------------------------------------------------------
     def topics_and_lag(self) -> list[dict[str, Any]]:
         """Each topic with the extents of its queues, and each group that reads it: its places, its lag, what it has in hand."""

@@ -101,19 +101,19 @@ class History:
         log = self._log
         stop, op_stop = log.ends()
         first = min(max(log.half_queue.begin, log.page[EdgeSlot.HALF_BEGIN]), stop)
-        first = log.first_since(log.half_queue, wanted.since_ms, stop, first)
+        # Wall clocks step back now and then: a little more than the asked time, on both sides.
+        first = log.first_half_since(wanted.since_ms - CLOCK_SLACK_MS, first, stop)
         if wanted.until_ms is not None:
-            # Twice the slack: entries up to the end of the time may lie that much further behind.
-            stop = log.first_since(log.half_queue, wanted.until_ms + 2 * CLOCK_SLACK_MS, stop, first)
+            stop = log.first_half_since(wanted.until_ms + CLOCK_SLACK_MS, first, stop)
         return first, stop, op_stop
 
     # --- 2 ---
     def _read_ops(self, first: int, stop: int, op_stop: int, ended: Array, progress: Progress) -> None:
         log = self._log
-        low = begin = min(max(log.op_queue.begin, log.page[EdgeSlot.OP_BEGIN]), op_stop)
-        if stop > first:
-            low = begin = log.first_since(log.op_queue, self._stored_at_ms(first), op_stop, begin)
-        while low < op_stop and stop > first:
+        if stop == first:
+            return
+        low = begin = min(max(log.ops_since(self._stored_at_ms(first))[0], log.page[EdgeSlot.OP_BEGIN]), op_stop)
+        while low < op_stop:
             high = min(low + CHUNK, op_stop)
             try:
                 ops = log.ops(low, high)
@@ -128,14 +128,14 @@ class History:
     def _stored_at_ms(self, half_offset: int) -> int:
         """0 where it cannot be told: then every op is read."""
         try:
-            _, heads, good = self._log.half_heads(half_offset, half_offset + 1)
+            _, heads, good = self._log.checked_halves(half_offset, half_offset + 1)
         except IndexError:
             return 0
         return int(heads["stored_at_ms"][0]) if good[0] else 0
 
     # --- 3 ---
     def _chunk(self, low: int, high: int, ended: Array, wanted: Wanted) -> Chunk | None:
-        entries, heads, good = self._log.half_heads(low, high)
+        entries, heads, good = self._log.checked_halves(low, high)
         words, ended = self._words(low, high), ended.copy()
         ended["state"][ended["state"] == 0] = State.PREPARED
         ended["state"][~good | (state_of(words) == State.QUARANTINED)] = State.QUARANTINED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -191,9 +192,11 @@ def _add_show(tools: Subparsers) -> None:
         run_show,
         summary="one transaction with all that is known of it",
         teaches="Prints state, group, topic, key, times, place and history of transactions.",
-        examples="examples:\n  escrow tx show ID\n  escrow tx show ID --json | jq .state\n",
+        examples="examples:\n  escrow tx show ID\n  escrow tx show ID --message          with body and properties (an operator's)\n"
+        "  escrow tx show ID --json | jq .state\n",
     )
     _add_ids(parser)
+    parser.add_argument("--message", action="store_true", help="with its message: body (the first 16 KiB) and properties")
     parser.add_argument("--json", action="store_true", help="one JSON object a transaction")
     remote.add_arguments(parser)
 
@@ -216,7 +219,7 @@ def run_show(args: argparse.Namespace) -> int:
     """Prints each; a transaction that is not there is an error of its own."""
     with remote.connect(args) as api:
         for number, id in enumerate(_ids(args)):
-            found = api.transaction(id)
+            found = _with_message(api.inspect(id)) if args.message else api.transaction(id)
             if args.json:
                 print(json_line(found))
                 continue
@@ -224,6 +227,17 @@ def run_show(args: argparse.Namespace) -> int:
                 print()
             print("\n".join(_described(found)))
     return exits.OK
+
+
+def _with_message(inspected: dict[str, Any]) -> dict[str, Any]:
+    """A transaction, and its message under `message`: text, or body in base64 where it is none."""
+    body = b64decode(inspected["body"])
+    try:
+        content = {"text": body.decode()}
+    except UnicodeDecodeError:
+        content = {"body": inspected["body"]}
+    message = {name: inspected[name] for name in ("tags", "properties", "body_bytes", "immunity_s", "outstanding", "reason")}
+    return {**inspected["transaction"], "message": {**content, **message}}
 
 
 def run_history(args: argparse.Namespace) -> int:
@@ -253,8 +267,18 @@ def _described(found: dict[str, Any]) -> Iterator[str]:
         ("place", place),
     ):
         yield f"  {name:<10} {cell(value)}"
+    yield from _message(found["message"]) if "message" in found else ()
     yield "  history"
     yield from (f"    {line}" for line in _events(found["history"]))
+
+
+def _message(message: dict[str, Any]) -> Iterator[str]:
+    yield f"  {'tags':<10} {cell(message['tags'])}"
+    yield f"  {'immunity':<10} {message['immunity_s']} s{', a check request is out' if message['outstanding'] else ''}"
+    for name, value in message["properties"].items():
+        yield f"  {'property':<10} {cell(f'{name}={value}')}"
+    yield f"  {'body':<10} {message['body_bytes']:,} bytes{'' if 'text' in message else ', in base64'}:"
+    yield from (f"    {cell(line) if line else ''}" for line in (message.get("text") or message.get("body", "")).splitlines())
 
 
 def _events(events: Sequence[dict[str, Any]]) -> Iterator[str]:

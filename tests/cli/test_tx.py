@@ -89,8 +89,9 @@ def test_show_and_history(shell, halves, name):
     assert [event["event"] for event in shell.json("tx", "history", id)] == ["prepared", "committed"]
     [told] = shell.json("tx", "show", id)
     assert (told["state"], told["outcome"], told["key"]) == ("COMMITTED", "commit", "k")
-    first, last = shell.lines("tx", "history", id)
+    first, second = shell.lines("tx", "history", id)
     assert first.endswith("prepared by producer")
+    assert "committed by operator" in second
     assert "404" in shell.error("tx", "show", id[:-2] + "AA")
 
 

@@ -44,7 +44,7 @@ def history(tmp_path, monkeypatch):
             else:
                 service.end(number, OpKind.COMMIT)
         assert main(["export", "history.parquet", "--data", "data"]) == 0
-    return duckdb.sql("SELECT half_offset, stored_at FROM 'history.parquet' ORDER BY half_offset").fetchall()
+    return duckdb.execute("SELECT half_offset, stored_at FROM 'history.parquet' ORDER BY half_offset").fetchall()
 
 
 def queries():

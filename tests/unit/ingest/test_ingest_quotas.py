@@ -143,7 +143,7 @@ def test_discards_make_room_and_resumes_take_it(tmp_path):
         w.round(after_ms=3 * 3_600_000)
         await w.until(lambda: w.ops() == [(OpKind.DISCARD_EXPIRED, 0)])
         assert w.edge.quotas.pending_by_group() == {}
-        await w.edge.resume([id])
+        await w.act("resume", id)
         assert w.edge.quotas.pending_by_group() == {"g": 1}
         await refused(w.half())
 
