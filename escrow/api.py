@@ -158,7 +158,7 @@ class Api:
         return self._object("GET", "/v1/operator/transactions", query={**filter, **rest})
 
     def inspect(self, id: str) -> dict[str, Any]:
-        """One transaction with its message: `transaction` is what `transaction(id)` gives; of `body`, its first 16 KiB in base64."""
+        """One transaction with its message: `transaction` as `transaction(id)` gives it, of `body` the first 16 KiB in base64."""
         return self._object("GET", path_of("v1", "operator", "transactions", id))
 
     def act(

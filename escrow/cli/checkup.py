@@ -80,7 +80,11 @@ def _python() -> Finding:
 def _packages() -> Finding:
     """Those of the server extra, and the versions that the project fixes."""
     wrong = []
-    for requirement in importlib.metadata.requires("escrow") or ():
+    try:
+        requirements = importlib.metadata.requires("escrow") or []
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(Level.FAIL, "packages", "escrow itself is not installed here", "make venv, or pip install 'escrow[server]'")
+    for requirement in requirements:
         name, _, rest = requirement.partition(";")
         if "server" not in rest:
             continue
