@@ -42,8 +42,10 @@ __all__ = [
 DEFAULT_FILE: Final = Path("conf/escrow.toml")
 CONFIG_VARIABLE: Final = "ESCROW_CONFIG"
 PREFIX: Final = "ESCROW_"
-#: Variables with our prefix that are no keys: the file's own, and the failpoint of the crash tests.
-OTHER_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "ESCROW_FAILPOINT"})
+#: Where the command line finds Escrow, and what it shows there (`escrow.cli.remote`).
+CLIENT_VARIABLES: Final = frozenset({"ESCROW_URL", "ESCROW_TOKEN", "ESCROW_TOKEN_FILE", "ESCROW_CA_FILE"})
+#: Variables with our prefix that are no keys: the file's own, the command line's, and the failpoint of the crash tests.
+OTHER_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "ESCROW_FAILPOINT"}) | CLIENT_VARIABLES
 #: What Kubernetes adds for a service that is called escrow…: not ours to refuse.
 _SERVICE_LINK: Final = re.compile(r"ESCROW_(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 #: Variables that an operator keeps secrets in (groupsFile names them): not keys, and never shown.

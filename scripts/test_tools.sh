@@ -11,9 +11,11 @@ set -eu
 tools="
 curl:curl
 initdb:postgresql
+fish:fish
 openssl:openssl
 promtool:prometheus
 wrk:wrk
+zsh:zsh
 "
 
 have() {
