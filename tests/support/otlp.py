@@ -29,14 +29,14 @@ class Receiver:
     """Keeps every span that came."""
 
     def __init__(self) -> None:
-        self._spans: list[Span] = []
+        self.spans: list[Span] = []
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 content = self.rfile.read(int(self.headers["Content-Length"]))
                 if self.path == "/v1/traces":
-                    receiver._spans += _decode(content)
+                    receiver.spans += _decode(content)
                 self.send_response(200 if self.path == "/v1/traces" else 404)
                 self.send_header("Content-Type", "application/x-protobuf")
                 self.end_headers()
@@ -51,7 +51,7 @@ class Receiver:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def of_trace(self, trace_id: str) -> list[Span]:
-        return [span for span in list(self._spans) if span.trace_id == trace_id]
+        return [span for span in list(self.spans) if span.trace_id == trace_id]
 
     def close(self) -> None:
         self._server.shutdown()
