@@ -377,6 +377,10 @@ class Edge:
         half_offset = delivery.half_offset
         return self._sealer.seal(half_offset, delivery.frame.fields["group_no"]) if half_offset >= 0 else None
 
+    def group_of(self, id: str) -> str:
+        """The producer group of the half that an id names; BadId unless this store issued it."""
+        return self.store.dictionary.groups[self._sealer.open(id).group_no]
+
     def half_offset_of(self, id: str) -> int:
         """Of an id that `prepare` has just answered."""
         return self._sealer.half_offset_of(id)
