@@ -11,6 +11,8 @@ set -eu
 tools="
 curl:curl
 initdb:postgresql
+javac:openjdk-17-jdk-headless
+mvn:maven
 openssl:openssl
 wrk:wrk
 "

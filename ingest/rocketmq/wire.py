@@ -101,7 +101,8 @@ def _immunity_s(system: pb.SystemProperties) -> int:
     if not system.HasField("orphaned_transaction_recovery_duration"):
         return 0
     given = system.orphaned_transaction_recovery_duration
-    return min(max(int(given.seconds) + (given.nanos > 0), 0), IMMUNITY_MAX_S)
+    seconds: int = given.seconds + (given.nanos > 0)
+    return min(max(seconds, 0), IMMUNITY_MAX_S)
 
 
 def body_of(given: pb.Message, most_bytes: int) -> bytes:
