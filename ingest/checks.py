@@ -187,15 +187,15 @@ class CheckDelivery:
         deadline = loop.time() + wait_s
         self.polls += 1
         while True:
-            self._seen(group)
+            self.seen(group)
             handover = self._take(Handover(group, member), max_requests, max_bytes, passing_over)
             left_s = deadline - loop.time()
             if handover.requests or left_s <= 0 or self._closing:
                 return handover
             await self._wait(group, min(left_s, self._refresh_s))
 
-    def _seen(self, group: str) -> None:
-        """A group without halves has no number, and nobody will be asked for it."""
+    def seen(self, group: str) -> None:
+        """It is live. A group without halves has no number, and nobody will be asked for it."""
         group_no = self._store.dictionary.group_no(group)
         if group_no is not None:
             self._presence.seen(group_no, self._now_ms())

@@ -349,6 +349,11 @@ class Edge:
         """These reached nobody: another member gets them, in this round still."""
         self._checks.put_back(handover)
 
+    def present(self, group: str) -> None:
+        """A member of this group is there, and polls. Said when its first half came in: before, the group had no number, and its
+        poll could not say so."""
+        self._checks.seen(group)
+
     def still_asked(self, handover: Handover) -> bool:
         """Is it worth while to go on trying? Not when the round is over, or when all of it has ended meanwhile."""
         return handover.round_start == self._checks.round_start and any(

@@ -113,6 +113,9 @@ class Telemetry:
                 self._couriers[group] = TelemetryCourier(self._edge, group, self)
                 self._couriers[group].start()
 
+    def serves(self, group: str) -> bool:
+        return group in self._couriers
+
     async def answered(self, ids: list[str]) -> None:
         loop = asyncio.get_running_loop()
         waiting = {id: self._asked.setdefault(id, loop.create_future()) for id in ids}
@@ -213,6 +216,8 @@ class Clients:
         """A producer that did not name the topic when it started is asked about it all the same."""
         for stream in client.streams:
             stream.serve((group,))
+            if stream.serves(group):
+                self._edge.present(group)
 
     def heard(self, client: Client, id: str) -> None:
         for stream in client.streams:

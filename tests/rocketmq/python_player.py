@@ -1,6 +1,7 @@
 """RocketMQ's own Python client, played by a test: the same commands as java/…/Player.java, which `tests/support/players.py` lists.
 
-Runs in an environment of its own (.clients/python): its protobuf stubs and Escrow's have the same names, and cannot be in one process.
+Runs in an environment of its own (.clients/python): its protobuf stubs and Escrow's have the same names, and cannot be in one
+process.
 """
 
 import sys

@@ -1,14 +1,14 @@
 """RocketMQ's own clients, unmodified, each a process that a test gives commands to (tests/rocketmq has their source).
 
-with player("java", "127.0.0.1:8081") as it:
-    it.do("producer", "orders")                             # topics, separated by commas
-    it.do("half", "orders", "body", "commit", "silent")     # topic, body, answer to checks, outcome at once: commit, rollback, silent
-    it.until("check", "body")                               # an event, told by the client when it happened
+with player("java", "127.0.0.1:8081", tmp_path) as it:
+    it.do("producer", "orders")                          # topics, separated by commas
+    it.do("half", "orders", "body", "commit", "silent")  # topic, body, answer to checks; at once: commit, rollback or silent
+    it.until("check", "body")                            # an event, told by the client when it happened
 
-Commands: producer · half → message_id, transaction_id (Java does not show it), number ·
-end NUMBER OUTCOME · send TOPIC BODY TAG KEY →
-message_id · fifo, delay TOPIC BODY · simple, push GROUP TOPIC TAGS · receive MAX INVISIBLE_S → body|message_id|attempt|tag|keys of each
-· ack NUMBER · invisible NUMBER SECONDS · close. Events: check BODY ANSWER ID · push BODY ID ATTEMPT.
+Commands: producer · half → message_id, transaction_id (Java does not show it), number · end NUMBER OUTCOME ·
+send TOPIC BODY TAG KEY → message_id · fifo, delay TOPIC BODY · simple, push GROUP TOPIC TAGS ·
+receive MAX INVISIBLE_S → body|message_id|attempt|tag|keys of each · ack NUMBER · invisible NUMBER SECONDS · close.
+Events: check BODY ANSWER ID · push BODY ID ATTEMPT.
 """
 
 from __future__ import annotations
