@@ -237,17 +237,14 @@ class Service:
             check_name(group, "topic")
             caller.principal.require_produce(group)
         if kind == pb.TRANSACTION:
-            ids = await self._edge.prepare(messages)
+            stored = await self._edge.store_halves(messages)
             for group in groups:
                 self._clients.sent_half(caller.client, group)
-            half_offset_of = self._edge.half_offset_of
-            made = [(message, id, half_offset_of(id)) for message, id in zip(messages, ids, strict=True)]
         else:
-            places = await self._edge.send(messages)
-            made = [(message, "", offset) for message, (_, offset) in zip(messages, places, strict=True)]
+            stored = [("", offset) for _, offset in await self._edge.send(messages)]
         entries = [
             pb.SendResultEntry(status=OK, message_id=message.properties[UNIQ_KEY], transaction_id=id, offset=offset)
-            for message, id, offset in made
+            for message, (id, offset) in zip(messages, stored, strict=True)
         ]
         return pb.SendMessageResponse(status=OK, entries=entries)
 
