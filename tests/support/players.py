@@ -17,7 +17,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -81,7 +81,11 @@ class Player:
             env={**clean, "HOME": str(home), **(environ or {})},
         )  # fmt: skip
         threading.Thread(target=self._read, daemon=True).start()
-        self.until("ready")
+        try:
+            self.until("ready")
+        except BaseException:
+            self.__exit__()
+            raise
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -94,9 +98,9 @@ class Player:
                     self._answers.append(tuple(words))
                 self._news.notify_all()
 
-    def _wait(self, true: object, what: str, patience_s: float) -> None:
+    def _wait(self, true: Callable[[], object], what: str, patience_s: float) -> None:
         with self._news:
-            found = self._news.wait_for(true, patience_s)  # type: ignore[arg-type]
+            found = self._news.wait_for(true, patience_s)
         if not found:
             self._log.seek(0)
             raise AssertionError(

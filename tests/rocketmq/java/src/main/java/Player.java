@@ -56,9 +56,13 @@ public final class Player {
             try {
                 say("=", player.play(words));
             } catch (Throwable error) {
-                Throwable cause = error instanceof ExecutionException ? error.getCause() : error;
-                String text = String.valueOf(cause.getMessage()).replaceAll("[\t\r\n]+", " ");
-                say("=", "error\t" + cause.getClass().getSimpleName() + "\t" + text);
+                Throwable thrown = error instanceof ExecutionException ? error.getCause() : error;
+                StringBuilder text = new StringBuilder();
+                for (Throwable cause = thrown; cause != null; cause = cause.getCause()) {
+                    text.append(cause == thrown ? "" : ": ").append(cause.getMessage());
+                }
+                String told = text.toString().replaceAll("[\t\r\n]+", " ");
+                say("=", "error\t" + thrown.getClass().getSimpleName() + "\t" + told);
             }
         }
         player.close();
