@@ -53,8 +53,9 @@ run: venv ## start the whole service in the foreground (RUN="--data DIR --set KE
 test: lint tools ## lint, then all tests
 	$(BIN)/python -m pytest $(PYTEST)
 
-tools: ## install what tests and benchmarks need besides Python (Debian packages), where we may
+tools: ## install what tests and benchmarks need besides Python (Debian packages, RocketMQ's clients), where we may
 	@sh scripts/test_tools.sh
+	@sh scripts/rocketmq_clients.sh "$(PYTHON)"
 
 lint: venv ## ruff (rules and format), mypy, import directions
 	$(BIN)/ruff check .
@@ -106,7 +107,7 @@ lock: ## resolve requirements/*.lock again, from pyproject.toml
 	@sh scripts/lock.sh "$(PYTHON)" $(if $(UPGRADE),--upgrade)
 
 clean: ## remove .venv and everything that was built or cached
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .clients build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv: $(VENV)/.installed ## build .venv if it is missing or stale
