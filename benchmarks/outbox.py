@@ -1,4 +1,4 @@
-"""What many teams use instead: an outbox table in PostgreSQL and a relay that polls it. `make bench-outbox`: beside Escrow, in turns.
+"""What many teams use instead: an outbox table in PostgreSQL and a relay that polls it. `make bench-outbox`: in turns with Escrow.
 
 client     INSERT into the outbox and COMMIT, durable (fsync on); the local transaction itself is empty, as it is for Escrow
 relay      every 10 ms: takes what is committed, oldest first, hands it to the consumer over TCP, waits for its word, deletes it
