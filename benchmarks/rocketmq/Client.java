@@ -72,6 +72,9 @@ public final class Client {
         producer.setTransactionListener(new Listener());
         producer.start();
         until(() -> createTopic());
+        // A producer that has sent nothing yet would be known to the broker, and asked, only after its first beat in 30 s.
+        producer.getDefaultMQProducerImpl().getMqClientFactory().updateTopicRouteInfoFromNameServer(topic);
+        producer.getDefaultMQProducerImpl().getMqClientFactory().sendHeartbeatToAllBrokerWithLock();
     }
 
     /** False while the broker has not told the name server of itself. */
