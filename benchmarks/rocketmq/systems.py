@@ -163,7 +163,7 @@ class Rocket:
         return Talker(command, self.root / "client.out")
 
     def stored_bytes(self) -> int:
-        """Commit log, consume queues and index; of a broker that was stopped."""
+        """Commit log, consume queues and index, of a broker that is quiet."""
         return sum(extent_bytes(self.root / "store" / name) for name in ("commitlog", "consumequeue", "index"))
 
     def settled(self) -> None:
@@ -269,7 +269,7 @@ class Escrow:
         until(behind, "everything is settled")
 
     def stored_bytes(self) -> int:
-        """Everything in the store of a service that was stopped. Dedup keys lie scattered in their table: 32 bytes for each half.
+        """Everything in the store of a service that is quiet. Dedup keys lie scattered in their table: 32 bytes for each half.
         Rows are changed in place: a word of 4 bytes for each op that was settled."""
         store = self.root / "data" / "store"
         halves = PublishedPage(store / "edge.published", EDGE_MAGIC)[EdgeSlot.HALF_END]
