@@ -181,7 +181,7 @@ def fault_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
 # --- the file --------------------------------------------------------------------------------------------------------------------
 def read(path: Path = RESULTS) -> dict[str, Any]:
     """{"workloads": {letter: {"rows", "rounds", "scale", …}}, "figures": …}"""
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"workloads": {}}
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"workloads": {}, "figures": {}}
     return found
 
 
