@@ -159,8 +159,9 @@ SECTIONS: Final = (
 def page(results: Mapping[str, Any]) -> str:
     if not results["workloads"]:
         return "# Benchmarks\n\nNothing has been measured yet: `make bench-rocketmq`, `make bench-outbox`.\n"
+    runs = results["workloads"]
     parts = [_head(results), _goals(results["figures"])]
-    parts += [_section(section, results["workloads"][section.letter]) for section in SECTIONS if section.letter in results["workloads"]]
+    parts += [_section(section, runs[section.letter]) for section in SECTIONS if section.letter in runs]
     table = fault_rows(all_rows(results))
     if table:
         parts.append(_faults(table))
