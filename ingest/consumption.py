@@ -474,6 +474,22 @@ class Consumption:
                 self._note(queue.finish(queue_offset))
         self._waiting.wake(topic, group)
 
+    async def condemn(self, topic: str, group: str, receipt: str) -> bool:
+        """Make a dead letter of a message in hand, durably, whatever its attempts; False where the receipt is stale."""
+        ((queue, opened),) = self._open(topic, group, [receipt])
+        if queue is None or not has_dead_letters(topic):
+            return False
+        place = queue.condemn(opened.queue_offset, opened.attempt, opened.visible_at_ms)
+        if place is not None:
+            frame = self._tail.frame(queue.queue_key, *place)
+            if frame is None:
+                self._counts["unreadable"] += 1
+                self._note(queue.finish(opened.queue_offset))
+            else:
+                dying = Handed(queue, opened.queue_offset, opened.attempt, opened.visible_at_ms, frame)
+                await self._bury_all(topic, group, [dying])
+        return queue.is_done(opened.queue_offset)
+
     async def dead_letters(self, group: str, *, after: str = "", max_letters: int = 32) -> tuple[list[DeadLetter], str | None]:
         """Open dead letters of a group, oldest first, and the `after` for the next ones; None where these are the last."""
         if max_letters < 1:
