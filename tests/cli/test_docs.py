@@ -15,7 +15,7 @@ from escrow.cli.export import schema
 from tests.cli.conftest import PATIENCE_S, ROOT
 
 PAGE = (ROOT / "docs" / "cli.md").read_text()
-BLOCKS = re.findall(r"<!-- run by tests/cli/test_docs.py -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = re.findall(r"<!-- docs: run by tests/cli/test_docs.py -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_the_blocks_run_as_they_stand(shell, tmp_path):
