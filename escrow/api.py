@@ -53,23 +53,22 @@ class Api:
     ) -> list[Half]:
         """Store halves, all or none. Repeated where every one has a dedup_key, its own or one given here."""
         keys = dedup_keys or [""] * len(messages)
-        wire = [message.to_json(group, key) for message, key in zip(messages, keys, strict=True)]
-        repeat = Repeat.ALWAYS if all("dedup_key" in message for message in wire) else Repeat.IF_NOT_DONE
-        answer = self.transport.call("POST", "/v1/halves", content={"messages": wire}, repeat=repeat, give_up_at=give_up_at)
+        content = _list_of("messages", [message.to_json(group, key) for message, key in zip(messages, keys, strict=True)])
+        keyed = all(key or message.dedup_key for message, key in zip(messages, keys, strict=True))
+        repeat = Repeat.ALWAYS if keyed else Repeat.IF_NOT_DONE
+        answer = self.transport.call("POST", "/v1/halves", content=content, repeat=repeat, give_up_at=give_up_at)
         return _answers(answer, "halves", Half.from_json, len(messages))
 
     def send_messages(self, group: str, messages: Sequence[Message], *, give_up_at: float | None = None) -> list[Position]:
         """Store ordinary messages, all or none. Not repeated after an answer was lost: they might be there twice."""
-        wire = [message.to_json(group) for message in messages]
-        answer = self.transport.call(
-            "POST", "/v1/messages", content={"messages": wire}, repeat=Repeat.IF_NOT_DONE, give_up_at=give_up_at
-        )
+        content = _list_of("messages", [message.to_json(group) for message in messages])
+        answer = self.transport.call("POST", "/v1/messages", content=content, repeat=Repeat.IF_NOT_DONE, give_up_at=give_up_at)
         return _answers(answer, "messages", Position.from_json, len(messages))
 
     def end(self, group: str, ends: Sequence[End], *, give_up_at: float | None = None) -> list[EndAnswer]:
         """Say how halves ended. Saying it again is harmless: the second time the answer is "already"."""
-        wire = [end.to_json(group) for end in ends]
-        answer = self.transport.call("POST", "/v1/ends", content={"ends": wire}, give_up_at=give_up_at)
+        content = _list_of("ends", [end.to_json(group) for end in ends])
+        answer = self.transport.call("POST", "/v1/ends", content=content, give_up_at=give_up_at)
         return _answers(answer, "answers", EndAnswer.from_json, len(ends))
 
     def poll_checks(self, group: str, member: str, *, max: int = 32, wait_s: float = 30.0) -> list[Check]:
@@ -196,6 +195,11 @@ class Api:
     def _object(self, method: str, path: str, **rest: Any) -> dict[str, Any]:
         answer: dict[str, Any] = self.transport.call(method, path, **rest)
         return answer
+
+
+def _list_of(name: str, items: Sequence[bytes]) -> bytes:
+    """An object that has only this list, whose items are encoded already."""
+    return b'{"%s":[%s]}' % (name.encode(), b",".join(items))
 
 
 def _answers(answer: dict[str, Any], name: str, read: Callable[[Any], _T], count: int | None = None) -> list[_T]:

@@ -488,6 +488,11 @@ class Settings:
     )
     metrics_address: str = _key("metricsAddress", "text", '"127.0.0.1"', "Where the job serves its metrics.")
     job_metrics_port: int = _key("jobMetricsPort", "count", "7482", "Port of the job's metrics; 0 takes a free one.", **_PORT)
+    metrics_names_max: int = _key(
+        "metricsNamesMax", "count", "100",
+        "Producer groups, and pairs of topic and consumer group, that metrics name; the rest is summed up under (other).",
+        least=0, most=100_000,
+    )  # fmt: skip
     log_dir_text: str = _key("logDir", "path", '""', "Where the parts' output goes. Empty: logs/ in dataDir.")
     log_file_bytes: int = _key("logFileSize", "size", '"16MiB"', "A log file is rotated at this size.", least=4 << 10, most=1 << 34)
     log_files: int = _key("logFiles", "count", "5", "Rotated log files kept of each part.", least=1, most=1_000)

@@ -26,6 +26,8 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
 
+from msgspec import Struct
+
 from escrow.settings import Settings
 from ingest import groups
 from ingest.checks import CheckDelivery, CheckRequest, Handover, Member
@@ -63,8 +65,7 @@ JOB_SILENT_MS: Final = 10_000
 OUTCOMES: Final = {"commit": OpKind.COMMIT, "rollback": OpKind.ROLLBACK, "unknown": OpKind.UNKNOWN}
 
 
-@dataclass(frozen=True, slots=True)
-class EndRequest:
+class EndRequest(Struct, frozen=True):
     """What a producer says became of its transaction."""
 
     group: str
@@ -74,8 +75,7 @@ class EndRequest:
     remark: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class EndAnswer:
+class EndAnswer(Struct, frozen=True):
     """`verdict`: accepted, already, conflict or refused; `reason` says why not; `state`: what the transaction is now."""
 
     verdict: str
@@ -128,6 +128,8 @@ class Edge:
         self.settings, self._now_ms = settings, now_ms
         self.notice = self.trouble = ""
         self._closing = False
+        #: Ends whose id was never issued, or for another group: refused before they reach the log.
+        self.ends_refused = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._waker: Waker | None = None
         self._consumption: Consumption | None = None
@@ -264,6 +266,10 @@ class Edge:
     # --- halves and messages -------------------------------------------------------------------------------------------------
     async def prepare(self, messages: Sequence[Message]) -> list[str]:
         """Store halves, all or none; their transaction ids, in order, once they are durable."""
+        return [id for id, _ in await self.store_halves(messages)]
+
+    async def store_halves(self, messages: Sequence[Message]) -> list[tuple[str, int]]:
+        """The same; (transaction id, half_offset) of each. The half_offset is -1 where a plug-in made the id."""
         self._refuse_if_standby("halves")
         if self.settings.reject_transactions:
             raise TransactionsRejected(
@@ -272,9 +278,9 @@ class Edge:
         self._check_count(messages, "messages")
         with self.quotas.admit(messages, halves=True) as admitted:
             half_offsets = await self._committer.prepare(messages, admitted.appended)
-        group_no = self.store.dictionary.group_no
+        group_no, seal = self.store.dictionary.group_no, self._sealer.seal
         return [
-            self._sealer.seal(half_offset, group_no(message.group) or 0)
+            (seal(half_offset, group_no(message.group) or 0), half_offset)
             for half_offset, message in zip(half_offsets, messages, strict=True)
         ]
 
@@ -305,6 +311,7 @@ class Edge:
         self._check_count(ends, "ends")
         judged = [self._to_end(end) for end in ends]
         good = [end for end in judged if isinstance(end, End)]
+        self.ends_refused += len(judged) - len(good)
         answers = iter(await self._committer.end(good) if good else [])
         return [_answer(next(answers)) if isinstance(end, End) else end for end in judged]
 
@@ -396,10 +403,6 @@ class Edge:
         half_offset = delivery.half_offset
         return self._sealer.seal(half_offset, delivery.frame.fields["group_no"]) if half_offset >= 0 else None
 
-    def half_offset_of(self, id: str) -> int:
-        """Of an id that `prepare` has just answered."""
-        return self._sealer.half_offset_of(id)
-
     def id_of(self, request: CheckRequest) -> str:
         return self._sealer.seal(request.half_offset, request.group_no)
 
@@ -431,7 +434,7 @@ class Edge:
             "halves": counters.halves,
             "messages": counters.messages,
             "ends": counters.ends,
-            "answers": dict(counters.answers),
+            "answers": {**counters.answers, "refused": counters.answers.get("refused", 0) + self.ends_refused},
             "asked": counters.asked,
             "refused_for_load": counters.refused_for_load,
             "discarded": self._followers.discarded,
@@ -443,6 +446,16 @@ class Edge:
             **{part.name: part.figures() for part in self.parts},
             "healthy": not self.trouble and not self.failed.done(),
         }
+
+    def observe_flushes(self, observe: Callable[[float], None]) -> None:
+        """Tell how many seconds each flush took; in the committer's thread."""
+        self._committer.observe_flush = observe
+
+    def live_groups(self) -> set[str]:
+        """Producer groups with a live member."""
+        names = self.store.dictionary.groups
+        live = self._presence.live(self._now_ms(), self.settings.presence_ttl_ms, len(names))
+        return {name for name, is_live in zip(names, live.tolist(), strict=True) if is_live}
 
     def job_files(self) -> TopicReader | None:
         """The job's files; None where it has none, or is just switching to others."""

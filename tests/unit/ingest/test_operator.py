@@ -227,7 +227,7 @@ def test_a_discarded_half_is_resumed_and_ended_in_one_breath(tmp_path, action):
         assert w.row(0)[0] == (State.COMMITTED if action == "commit" else State.ROLLED_BACK)
         assert w.edge.quotas.pending_by_group() == {}
         assert w.job.marker.pending == 0
-        assert await w.pull_bodies() == ([b"body"] if action == "commit" else [])
+        assert await w.pull_bodies(wait_s=10.0 if action == "commit" else 0.0) == ([b"body"] if action == "commit" else [])
 
     play(tmp_path, story, SHORT)
 
