@@ -50,11 +50,13 @@ class Checker(TransactionChecker):
 
 
 class Listener(MessageListener):
-    """A body that begins with failN: its first N deliveries fail."""
+    """A body that begins with failN: its first N deliveries fail. One that begins with hang is never done with."""
 
     def consume(self, message):
         body = text_of(message)
         say("!", "push", body, message.message_id, message.delivery_attempt)
+        if body.startswith("hang"):
+            threading.Event().wait()
         fails = body.startswith("fail") and message.delivery_attempt <= int(body[4])
         return ConsumeResult.FAILURE if fails else ConsumeResult.SUCCESS
 

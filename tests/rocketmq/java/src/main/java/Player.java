@@ -9,6 +9,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
+import java.util.concurrent.locks.LockSupport;
 import org.apache.rocketmq.client.apis.ClientConfiguration;
 import org.apache.rocketmq.client.apis.ClientConfigurationBuilder;
 import org.apache.rocketmq.client.apis.ClientServiceProvider;
@@ -176,13 +177,16 @@ public final class Player {
         return told.toString();
     }
 
-    /** A body that begins with failN: its first N deliveries fail. */
+    /** A body that begins with failN: its first N deliveries fail. One that begins with hang is never done with. */
     private String push(String group, String topic, String tags) throws Exception {
         open.add(PROVIDER.newPushConsumerBuilder().setClientConfiguration(configuration).setConsumerGroup(group)
             .setSubscriptionExpressions(filter(topic, tags)).setMessageListener(view -> {
                 String body = body(view);
                 boolean fails = body.startsWith("fail") && view.getDeliveryAttempt() <= Character.digit(body.charAt(4), 10);
                 say("!", "push\t" + body + "\t" + view.getMessageId() + "\t" + view.getDeliveryAttempt());
+                while (body.startsWith("hang")) {
+                    LockSupport.park();
+                }
                 return fails ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
             }).build());
         return "ok";
