@@ -27,7 +27,7 @@ RUN ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --retries 8
-BENCHES := bench-store bench-consume bench-streaming bench-ingest
+BENCHES := bench-store bench-consume bench-streaming bench-ingest bench-grpc
 
 # The environment is rebuilt, whatever its age, when its interpreter has gone, when the checkout has moved, and when PYTHON
 # was named and is of another version.
@@ -38,12 +38,12 @@ ifneq ($(HAVE),$(WANT))
 STALE := stale
 endif
 
-.PHONY: help run test lint format bench $(BENCHES) tools crash chaos chaos-ingest soak fuzz lock clean venv stale
+.PHONY: help run test lint format bench $(BENCHES) parity-rocketmq tools crash chaos chaos-ingest soak fuzz lock clean venv stale
 
 help: ## list the tasks (this)
 	@echo "Escrow. Two commands matter: make run, make test. All of them:"
 	@echo
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "Needs Python 3.11 or newer; another interpreter: make PYTHON=python3.12 test"
 
@@ -81,6 +81,14 @@ bench-streaming: venv ## benchmarks of the streaming job, with real Spark (about
 bench-ingest: venv tools ## benchmarks of the endpoint, the SDK and what consumers see (about 5 minutes)
 	$(BIN)/python -m benchmarks.ingest
 	$(BIN)/python -m benchmarks.sdk
+
+bench-grpc: venv ## benchmarks of the gRPC front against a bare gRPC server (about a minute)
+	$(BIN)/python -m benchmarks.grpc
+
+parity-rocketmq: venv ## the same Java program against a real RocketMQ and against Escrow: same visible results?
+	@sh scripts/test_tools.sh
+	@sh scripts/rocketmq_clients.sh "$(PYTHON)" server
+	$(BIN)/python -m tests.rocketmq.parity
 
 crash: venv ## the long crash campaign: 5000 kills
 	$(BIN)/python -m pytest tests/faults --kills=5000 --timeout=0 $(PYTEST)
