@@ -181,6 +181,7 @@ def log_to(settings: Settings) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     # What clients do wrong is counted (escrow_connections_refused), not written down: they could fill the log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    logging.getLogger("grpc").setLevel(logging.CRITICAL)
 
 
 def say(line: dict[str, Any]) -> None:

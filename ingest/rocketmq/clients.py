@@ -85,6 +85,7 @@ class Telemetry:
         self._writing = asyncio.Lock()
         self._couriers: dict[str, TelemetryCourier] = {}
         self._asked: dict[str, asyncio.Future[None]] = {}
+        self._present: set[str] = set()
 
     async def write(self, command: pb.TelemetryCommand, group: str = "") -> None:
         """One at a time. `group`: whose message it shows; his role is looked up again, for a stream outlives a revoked token."""
@@ -113,8 +114,13 @@ class Telemetry:
                 self._couriers[group] = TelemetryCourier(self._edge, group, self)
                 self._couriers[group].start()
 
-    def serves(self, group: str) -> bool:
-        return group in self._couriers
+    def sent_half(self, group: str) -> None:
+        """Its producer has sent a half of this group, and is there to be asked about it. Said once: its poll says so afterwards."""
+        if group not in self._present:
+            self.serve((group,))
+            if group in self._couriers:
+                self._present.add(group)
+                self._edge.present(group)
 
     async def answered(self, ids: list[str]) -> None:
         loop = asyncio.get_running_loop()
@@ -215,9 +221,7 @@ class Clients:
     def sent_half(self, client: Client, group: str) -> None:
         """A producer that did not name the topic when it started is asked about it all the same."""
         for stream in client.streams:
-            stream.serve((group,))
-            if stream.serves(group):
-                self._edge.present(group)
+            stream.sent_half(group)
 
     def heard(self, client: Client, id: str) -> None:
         for stream in client.streams:
