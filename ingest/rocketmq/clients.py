@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -40,6 +41,9 @@ from store.published import EdgeSlot
 
 PUSH_VISIBILITY_S: Final = 900.0
 SILENT_S: Final = 30.0
+FORGET_S: Final = 120.0
+#: From so many messages in hand on it is looked whether some of them have lapsed.
+IN_HAND_LOOK: Final = 4096
 LOOK_S: Final = 1.0
 #: A client without a stream for so long is told another spelling at its next question.
 RESPELL_AFTER_S: Final = 5.0
@@ -240,7 +244,10 @@ class Clients:
 
     # --- what push consumers have in hand ----------------------------------------------------------------------------------------
     def handed(self, client: Client, topic: str, group: str, receipts: Iterable[str]) -> None:
-        until_s = self._clock_s() + PUSH_VISIBILITY_S
+        now_s = self._clock_s()
+        until_s = now_s + PUSH_VISIBILITY_S
+        if len(client.in_hand) >= IN_HAND_LOOK:  # what lapsed is not his any more
+            client.in_hand = {receipt: found for receipt, found in client.in_hand.items() if found[2] > now_s}
         client.in_hand.update((receipt, (topic, group, until_s)) for receipt in receipts)
 
     @staticmethod
@@ -264,13 +271,11 @@ class Clients:
         while True:
             await asyncio.sleep(LOOK_S)
             now_s = self._clock_s()
-            for key, client in list(self._clients.items()):
-                if now_s - client.seen_s < SILENT_S:
-                    for receipt in [receipt for receipt, (_, _, until_s) in client.in_hand.items() if until_s <= now_s]:
-                        del client.in_hand[receipt]
-                    continue
+            # The one that was heard of last stands last.
+            silent = itertools.takewhile(lambda found: now_s - found[1].seen_s >= SILENT_S, self._clients.items())  # noqa: B023
+            for key, client in list(silent):
                 await self.gone(client)
-                if not client.streams and now_s - client.seen_s >= 4 * SILENT_S:
+                if not client.streams and now_s - client.seen_s >= FORGET_S:
                     self._clients.pop(key, None)
 
     def figures(self) -> dict[str, Any]:

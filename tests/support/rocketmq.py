@@ -87,7 +87,7 @@ def rocketmq(home: Path, topics: Sequence[str], groups: Sequence[str]) -> Iterat
         start = java(home, "org.apache.rocketmq.proxy.ProxyStartup", "-n", f"127.0.0.1:{names}", "-pm", "local", *files)
         stack.enter_context(_process(home, "proxy", start))
         _until_listening(proxy, home / "proxy.out")
-        asked = [("updateTopic", "-t", topic, "-a", "+message.type=MIXED") for topic in topics]
+        asked: list[tuple[str, ...]] = [("updateTopic", "-t", topic, "-a", "+message.type=MIXED") for topic in topics]
         asked += [("updateSubGroup", "-g", group) for group in groups]
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(lambda words: _admin(home, names, *words), asked))
