@@ -58,6 +58,7 @@ GROUPS_PER_CLIENT_MAX: Final = 1024
 class TelemetryCourier(Courier):
     """Hands a group's check requests to one client: a command for each, down its stream."""
 
+    via = "stream"
     slots, batch = 4, 8
 
     def __init__(self, edge: Edge, group: str, stream: Telemetry) -> None:
@@ -124,7 +125,7 @@ class Telemetry:
             self.serve((group,))
             if group in self._couriers:
                 self._present.add(group)
-                self._edge.present(group)
+                self._edge.present(group, self.client.id, TelemetryCourier.via)
 
     async def answered(self, ids: list[str]) -> None:
         loop = asyncio.get_running_loop()

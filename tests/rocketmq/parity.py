@@ -19,6 +19,8 @@ from tests.support.live import live
 from tests.support.players import Player, PlayerError, player
 from tests.support.rocketmq import rocketmq
 
+#: RocketMQ refuses polls that are much shorter.
+AWAIT_S = "8"
 Play = Callable[[Player, str], str]
 
 
@@ -153,7 +155,7 @@ def play_all(endpoints: str, home: Path) -> list[str]:
 
     def play(number: int) -> str:
         scene, topic = SCENES[number], f"scene{number}"
-        with player("java", endpoints, home / topic) as it:
+        with player("java", endpoints, home / topic, environ={"PLAYER_AWAIT_S": AWAIT_S}) as it:
             it.do("producer", topic)
             return scene.play(it, topic)
 

@@ -31,6 +31,7 @@ import org.apache.rocketmq.client.apis.producer.TransactionResolution;
  */
 public final class Player {
     private static final ClientServiceProvider PROVIDER = ClientServiceProvider.loadService();
+    private static final Duration AWAIT = Duration.ofSeconds(Long.parseLong(System.getenv().getOrDefault("PLAYER_AWAIT_S", "2")));
     private final ClientConfiguration configuration;
     private final Map<String, Integer> asked = new ConcurrentHashMap<>();
     private final List<AutoCloseable> open = Collections.synchronizedList(new ArrayList<>());
@@ -158,7 +159,7 @@ public final class Player {
 
     private String simple(String group, String topic, String tags) throws Exception {
         consumer = PROVIDER.newSimpleConsumerBuilder().setClientConfiguration(configuration).setConsumerGroup(group)
-            .setAwaitDuration(Duration.ofSeconds(2)).setSubscriptionExpressions(filter(topic, tags)).build();
+            .setAwaitDuration(AWAIT).setSubscriptionExpressions(filter(topic, tags)).build();
         open.add(consumer);
         return "ok";
     }
