@@ -105,7 +105,11 @@ def check_csrf(session: Session, shown: bytes | None) -> None:
 
 def check_origin(origin: bytes, host: bytes) -> None:
     """Browsers say from which page a request comes; other pages have no business here."""
-    if urlsplit(origin.decode("latin-1")).netloc.lower() != host.decode("latin-1").lower():
+    try:
+        place = urlsplit(origin.decode("latin-1")).netloc
+    except ValueError:
+        place = ""
+    if not place or place.lower() != host.decode("latin-1").lower():
         raise Forbidden(
             "Origin: requests of other pages are not served; behind a proxy, have it pass on the Host header as it came"
         )

@@ -45,7 +45,9 @@ function picture(width, height, {at, columns, hover}, lines, area, title, unit) 
     );
   }
   if (at.length > 1) {
-    for (const share of width > 480 ? [0, 0.25, 0.5, 0.75, 1] : [0, 0.5, 1]) {
+    const places = Math.max(1, Math.min(at.length - 1, Math.floor(inner.width / 110)));
+    for (let place = 0; place <= places; place += 1) {
+      const share = place / places;
       const n = Math.round(share * (at.length - 1));
       const anchor = share === 0 ? "start" : share === 1 ? "end" : "middle";
       root.append(s("text", {x: x(n), y: height - 4, class: "tick", "text-anchor": anchor}, clock(at[n])));

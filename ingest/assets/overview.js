@@ -32,14 +32,14 @@ function draw(overview, tiles, parts, {through, doubt, checks}) {
   const latest = (name) => mean(rate(name).slice(-5));
   const oldest = overview.oldest_pending_age_s;
   fill(tiles,
-    tile("In doubt", short(overview.pending), overview.pending ? "stored, not ended" : "every transaction has ended", {href: "#/pending", tone: "lead"}),
-    tile("Oldest in doubt", oldest == null ? "–" : duration(oldest), oldest == null ? "nothing waits" : "since it was stored", {href: "#/pending", tone: oldest > 3600 ? "warn" : ""}),
+    tile("In doubt", short(overview.pending), overview.pending ? "not ended yet" : "all have ended", {href: "#/pending", tone: "lead"}),
+    tile("Oldest", oldest == null ? "–" : duration(oldest), oldest == null ? "nothing waits" : "in doubt so long", {href: "#/pending", tone: oldest > 3600 ? "warn" : ""}),
     tile("Halves", `${short(latest("halves"))}/s`, `${short(totals.halves)} in all`),
-    tile("Commits", `${short(latest("commits"))}/s`, `${short(totals.commits)} settled`),
-    tile("Roll-backs", `${short(latest("rollbacks"))}/s`, `${short(totals.rollbacks)} settled`),
-    tile("Checks", `${short(latest("checks"))}/s`, `${short(totals.checks)} since the start`),
-    tile("Discarded", short(overview.discarded), overview.discarded ? "wait for an operator" : "nothing was put aside", {href: "#/discarded", tone: overview.discarded ? "warn" : ""}),
-    tile("Conflicts", short(totals.conflicts), "ends that came too late"));
+    tile("Commits", `${short(latest("commits"))}/s`, `${short(totals.commits)} in all`),
+    tile("Roll-backs", `${short(latest("rollbacks"))}/s`, `${short(totals.rollbacks)} in all`),
+    tile("Checks", `${short(latest("checks"))}/s`, `${short(totals.checks)} so far`),
+    tile("Discarded", short(overview.discarded), overview.discarded ? "wait for you" : "none put aside", {href: "#/discarded", tone: overview.discarded ? "warn" : ""}),
+    tile("Conflicts", short(totals.conflicts), "ends too late"));
   through.draw(series.at_ms, ["halves", "commits", "rollbacks"].map(rate));
   doubt.draw(series.at_ms, [series.pending]);
   checks.draw(series.at_ms, [rate("checks")]);

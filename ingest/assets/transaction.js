@@ -43,8 +43,8 @@ function draw(root, view, found, load) {
     view.shown = same;
     const age = h("dd");
     fill(root, head(tx, state, found, view, load), h("div", {class: "columns wide-left"},
-      h("div", {class: "stack"}, message(found, view)),
-      h("div", {class: "stack"}, h("section", {class: "card"}, h("h2", null, "Timeline"), timeline(tx)), facts(tx, found, state, age))));
+      h("div", {class: "stack"}, message(found, view), facts(tx, found, state, age)),
+      h("div", {class: "stack"}, h("section", {class: "card"}, h("h2", null, "Timeline"), timeline(tx)))));
     view.age = age;
   }
   view.age.textContent = state === "pending" ? duration((now_ms - tx.stored_at_ms) / 1000) : "–";
@@ -68,13 +68,13 @@ function facts(tx, found, state, age) {
   const rows = [
     ["Group", tx.group], ["Topic", tx.topic], found.tags && ["Tags", found.tags],
     state === "pending" && ["In doubt for", age],
-    ["Stored", moment(tx.stored_at_ms)], ["Born", tx.born_at_ms ? `${moment(tx.born_at_ms)}, by the producer’s clock` : "–"],
+    ["Stored", moment(tx.stored_at_ms)], ["Born (its clock)", moment(tx.born_at_ms)],
     ["Attempts", number(tx.attempts)], ["Immunity", found.immunity_s ? duration(found.immunity_s) : "the usual"],
     tx.queue_id != null && ["Released at", `queue ${tx.queue_id}, offset ${number(tx.queue_offset)}`],
-    state !== "pending" && ["Settled by the job", tx.settled ? "yes" : "not yet"],
+    state !== "pending" && ["Settled", tx.settled ? "yes" : "not yet"],
     ["Half", number(tx.half_offset)],
   ].filter(Boolean);
-  return h("section", {class: "card"}, h("h2", null, "Facts"), h("dl", {class: "facts"}, rows.map(([name, value]) => h("div", null, h("dt", null, name), value instanceof Node ? value : h("dd", null, value)))));
+  return h("section", {class: "card"}, h("h2", null, "Facts"), h("dl", {class: "facts two"}, rows.map(([name, value]) => h("div", null, h("dt", null, name), value instanceof Node ? value : h("dd", null, value)))));
 }
 
 function timeline(tx) {
@@ -83,7 +83,7 @@ function timeline(tx) {
     const before = tx.history[n - 1];
     return h("li", {class: event.event},
       h("div", {class: "event"}, h("strong", null, EVENTS[event.event] ?? event.event), " ", h("span", {class: "muted"}, event.event === "asked" ? "a member" : (BY[event.by] ?? event.by ?? "")), event.actor && h("span", {class: "chip"}, event.actor)),
-      event.remark && h("p", {class: "remark"}, event.remark),
+      event.remark && h("p", {class: "remark"}, (event.event === "discarded" && REASONS[event.remark]) || event.remark),
       h("p", {class: "muted when"}, h("time", {datetime: new Date(event.at_ms).toISOString()}, moment(event.at_ms)), before && h("span", {title: `${between(start_ms, event.at_ms)} after it was stored`}, `+${between(before.at_ms, event.at_ms)}`)));
   }));
 }

@@ -1,5 +1,5 @@
-"""A service to look at through the console: the endpoint as a process, with tokens, and the settlement beside it, in a thread of the
-test, without Spark. Rounds begin when the test says so, at the time that it says.
+"""A service to look at through the console: the endpoint as a process, with tokens, and the settlement beside it, in a thread of
+the test, without Spark. Rounds begin when the test says so, at the time that it says.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ BEAT_S = 0.05
 class ConsoleService:
     """`endpoint`, `tokens` by name, `job` while it runs."""
 
-    def __init__(self, data: Path, *flags: str) -> None:
+    def __init__(self, data: Path, *flags: str, port: int = 0) -> None:
         self.data, self.flags = data, (*FLAGS, *flags)
         self.tokens = {"ada": self.token("ada", operator=True), "shop": self.token("shop", ["*"])}
-        self.endpoint = Endpoint(data, *self.flags)
+        self.endpoint = Endpoint(data, *self.flags, port=port)
         self.settings = load(None, [*self.flags, f"dataDir={data}"], {})
         self._lock = threading.Lock()
         self.start_job()
@@ -133,8 +133,8 @@ class ConsoleService:
 
 
 @contextmanager
-def console_service(data: Path, *flags: str) -> Iterator[ConsoleService]:
-    made = ConsoleService(data, *flags)
+def console_service(data: Path, *flags: str, port: int = 0) -> Iterator[ConsoleService]:
+    made = ConsoleService(data, *flags, port=port)
     try:
         yield made
     finally:
