@@ -27,7 +27,7 @@ RUN ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --retries 8
-BENCHES := bench-store bench-consume bench-streaming bench-ingest
+BENCHES := bench-store bench-consume bench-streaming bench-ingest bench-console
 
 # The environment is rebuilt, whatever its age, when its interpreter has gone, when the checkout has moved, and when PYTHON
 # was named and is of another version.
@@ -38,7 +38,7 @@ ifneq ($(HAVE),$(WANT))
 STALE := stale
 endif
 
-.PHONY: help run test lint format bench $(BENCHES) tools crash chaos chaos-ingest soak fuzz lock clean venv stale
+.PHONY: help run test lint format bench $(BENCHES) screenshots tools crash chaos chaos-ingest soak fuzz lock clean venv stale
 
 help: ## list the tasks (this)
 	@echo "Escrow. Two commands matter: make run, make test. All of them:"
@@ -80,6 +80,12 @@ bench-streaming: venv ## benchmarks of the streaming job, with real Spark (about
 bench-ingest: venv tools ## benchmarks of the endpoint, the SDK and what consumers see (about 5 minutes)
 	$(BIN)/python -m benchmarks.ingest
 	$(BIN)/python -m benchmarks.sdk
+
+bench-console: venv tools ## benchmarks of lists with a million pending, and of ingest with the console open (about 3 minutes)
+	$(BIN)/python -m benchmarks.console
+
+screenshots: venv tools ## docs/images: the console's pages, taken anew
+	$(BIN)/python -m scripts.screenshots
 
 crash: venv ## the long crash campaign: 5000 kills
 	$(BIN)/python -m pytest tests/faults --kills=5000 --timeout=0 $(PYTEST)
