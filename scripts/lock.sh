@@ -31,7 +31,7 @@ compile() {
 }
 compile server.lock --extra server "$@"
 compile kafka.lock --extra kafka --constraints requirements/server.lock "$@"
-compile dev.lock --extra server --group dev --constraints requirements/server.lock "$@"
+compile dev.lock --extra server --extra kafka --group dev --constraints requirements/server.lock "$@"
 
 # 3.
 if grep -nE '://|@ |(^|[ =])/|--index|--find-links' requirements/*.lock; then

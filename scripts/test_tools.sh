@@ -11,6 +11,8 @@ set -eu
 tools="
 curl:curl
 initdb:postgresql
+kcat:kcat
+mvn:maven
 openssl:openssl
 wrk:wrk
 "
