@@ -33,6 +33,8 @@ _OUTCOMES: Final = {
 _DISCARDS: Final = {Effect.DISCARD_MAX: "check_max", Effect.DISCARD_EXPIRED: "expired"}
 _PROPOSALS: Final = {Decision.DISCARD_MAX: "check_max", Decision.DISCARD_EXPIRED: "expired"}
 _WITHOUT_EFFECT: Final = tuple(effect for effect in Effect if Effect.ALREADY <= effect <= Effect.ILLEGAL)
+#: What `JobStore.retain` removes files of.
+_RETAINED: Final = ("state", "redo", "topics")
 _SIZES_EVERY_S: Final = 30.0
 
 Array = np.ndarray[Any, Any]
@@ -98,7 +100,11 @@ def watch_store(metrics: JobMetrics, store: JobStore, guard: ClockGuard, clock: 
     metrics.watch(metrics.behind, lambda: store.log.ends()[0] - store.marker.half_cursor, queue="half")
     metrics.watch(metrics.behind, lambda: store.log.ends()[1] - store.marker.op_cursor, queue="op")
     for name in TOTALS:
-        metrics.watch(metrics.totals, partial(_total, store, name), what=name)
+        metrics.totals.watch(name, partial(_total, store, name))
+    for effect in _WITHOUT_EFFECT:
+        metrics.ops_without_effect.labels(effect.name.lower())
+    for part in _RETAINED:
+        metrics.files_removed.labels(part)
     sizes = _Sizes(store.directory.root)
     for part in _Sizes.PARTS:
         metrics.watch(metrics.store_bytes, partial(sizes.of, part), part=part)
@@ -115,7 +121,11 @@ def watch_shards(metrics: JobMetrics, shards: Callable[[], list[Shard]], guard: 
     metrics.watch(metrics.release_bytes, lambda: sum(shard.traffic.bytes for shard in shards()))
     metrics.watch(metrics.release_failures, lambda: sum(shard.traffic.failures for shard in shards()))
     for name in TOTALS:
-        metrics.watch(metrics.totals, lambda name=name: sum(shard.marker.totals[name] for shard in shards()), what=name)  # type: ignore[misc]
+        metrics.totals.watch(name, partial(_total_of_all, shards, name))
+
+
+def _total_of_all(shards: Callable[[], list[Shard]], name: str) -> int:
+    return sum(shard.marker.totals[name] for shard in shards())
 
 
 def _total(store: JobStore, name: str) -> int:
