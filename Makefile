@@ -5,6 +5,7 @@
 #   make test PYTEST="-k redo -x"  more arguments for pytest
 #   make chaos KILLS=50 SEED=7     a shorter campaign, or the same again
 #   make chaos-ingest RUNS=50      the same for the endpoint
+#   make chaos-kafka KAFKA_KILLS=20  the same for Kafka mode
 #   make soak MINUTES=5            a shorter soak
 #   make fuzz REQUESTS=9000 SEED=7 fewer hostile requests, or the same again
 #   make lock UPGRADE=1            newer versions, not only what pyproject.toml asks for
@@ -19,6 +20,7 @@ PYTEST ?=
 UPGRADE ?=
 KILLS ?= 300
 RUNS ?= 300
+KAFKA_KILLS ?= 100
 SEED ?=
 MINUTES ?= 30
 REQUESTS ?= 100000
@@ -27,7 +29,7 @@ RUN ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --retries 8
-BENCHES := bench-store bench-consume bench-streaming bench-ingest
+BENCHES := bench-store bench-consume bench-streaming bench-ingest bench-kafka
 
 # The environment is rebuilt, whatever its age, when its interpreter has gone, when the checkout has moved, and when PYTHON
 # was named and is of another version.
@@ -38,7 +40,7 @@ ifneq ($(HAVE),$(WANT))
 STALE := stale
 endif
 
-.PHONY: help run test lint format pages bench $(BENCHES) tools crash chaos chaos-ingest soak fuzz lock clean venv stale
+.PHONY: help run test lint format pages bench $(BENCHES) tools crash chaos chaos-ingest chaos-kafka soak fuzz lock clean venv stale
 
 help: ## list the tasks (this)
 	@echo "Escrow. Two commands matter: make run, make test. All of them:"
@@ -86,6 +88,9 @@ bench-ingest: venv tools ## benchmarks of the endpoint, the SDK and what consume
 	$(BIN)/python -m benchmarks.ingest
 	$(BIN)/python -m benchmarks.sdk
 
+bench-kafka: venv tools ## Kafka mode against a bare Spark copy, with a real broker (about 5 minutes)
+	$(BIN)/python -m benchmarks.kafka
+
 crash: venv ## the long crash campaign: 5000 kills
 	$(BIN)/python -m pytest tests/faults --kills=5000 --timeout=0 $(PYTEST)
 
@@ -94,6 +99,9 @@ chaos: venv ## the long chaos campaign: 300 kills of the whole service, Spark in
 
 chaos-ingest: venv ## 300 runs of real producers that are killed, while the endpoint is too and the network breaks
 	$(BIN)/python -m tests.chaos_ingest.campaign --runs=$(RUNS) $(if $(SEED),--seed=$(SEED))
+
+chaos-kafka: venv tools ## 100 kills of driver, executors, brokers and store: three brokers, two Spark workers
+	$(BIN)/python -m tests.kafka.campaign --kills=$(KAFKA_KILLS) $(if $(SEED),--seed=$(SEED))
 
 soak: venv ## 30 minutes of constant load: memory and files at both ends
 	$(BIN)/python -m benchmarks.soak --minutes=$(MINUTES)

@@ -40,7 +40,7 @@ from store.errors import CursorBeyondLog
 from store.records import HALF, OP
 from store.shard import ShardStore
 from streaming.clock import Clock, ClockGuard, SystemClock
-from streaming.errors import JobStopped
+from streaming.errors import JobError, JobStopped
 from streaming.gauges import count_decisions, count_settled, watch_shards
 from streaming.kafka_lease import Lease
 from streaming.kafka_presence import GroupsAlive
@@ -99,7 +99,10 @@ class KafkaJobService:
         self._ticker = threading.Thread(target=self._run_ticker, name="ticker", daemon=True)
         self._closed = False
         self.owner = f"{socket.gethostname()}:{os.getpid()}"
-        self._open()
+        try:
+            self._open()
+        except KafkaException as error:
+            raise JobError(f"Kafka at {settings.kafka_bootstrap_servers}: {error.args[0].str()}") from error
 
     @staticmethod
     def _made(directory: Path) -> Path:
@@ -319,12 +322,12 @@ class KafkaJobService:
         """On an executor. What Spark throws is told as a sentence: the task is started again."""
         assert self._spark is not None
         try:
-            found = self._spark.sparkContext.parallelize([task], 1).map(_on_executor).collect()
+            found = self._spark.sparkContext.parallelize([task], 1).map(release.attempt).collect()
         except Exception as error:  # an executor died, Java did, a network did not answer
-            return one_line(error)
+            return f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
         done = found[0]
-        if isinstance(done, str) and done.startswith(SUPERSEDED):
-            raise release.Superseded(done.removeprefix(SUPERSEDED))
+        if isinstance(done, str) and done.startswith(release.SUPERSEDED):
+            raise release.Superseded(done.removeprefix(release.SUPERSEDED))
         return done
 
     # --- partitions --------------------------------------------------------------------------------------------------------------
@@ -389,18 +392,3 @@ class KafkaJobService:
         batch = self._same_place(shard, now_ms)
         batch.release_again(half_offsets, shard.table.get(half_offsets)["word"])
         shard.commit(batch)
-
-
-SUPERSEDED: Final = "superseded: "
-
-
-def _on_executor(task: release.Task) -> release.Done | str:
-    """Failures travel as text: Spark would repeat the task by itself, and the driver should decide."""
-    try:
-        return release.run(task)
-    except release.Superseded as error:
-        return f"{SUPERSEDED}{error}"
-    except release.Unwritten as error:
-        return str(error)
-    except KafkaException as error:
-        return f"Kafka: {error.args[0].str()}"

@@ -9,6 +9,9 @@ import pytest
 from tests.support.kafka import Cluster
 from tests.support.kafka_world import KafkaWorld, bodies
 
+#: The first test waits for Kafka, Java and Spark to start.
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture(scope="module")
 def world(kafka: Cluster) -> Iterator[KafkaWorld]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -132,6 +133,7 @@ class KafkaWorld:
                 job.kill()
         if self._producer is not None:
             self._producer.close(timeout=5)
+        shutil.rmtree(self.root, ignore_errors=True)
 
     # --- drivers ---
     def start(self, directory: str = "data", flags: Iterable[str] = (), *, wait: bool = True) -> Job:
