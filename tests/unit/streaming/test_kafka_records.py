@@ -10,6 +10,7 @@ import pytest
 
 from sinks.kafka import contract
 from store.records import HALF, OP, OpKind, Via
+from store.state_table import StateTable
 from streaming.kafka_records import Kind, Piece, _unpacked, joined, pack
 from streaming.kafka_service import RELEASE_BYTES_MAX, pieces_of
 from streaming.settle import Feed
@@ -134,17 +135,12 @@ def test_pieces_are_put_in_order_with_the_shards_own_group_numbers():
     assert halves["group_no"].tolist() == [0, 1, 2]
 
 
-class EmptyTable:
-    def get(self, half_offsets):
-        return np.zeros(len(half_offsets), [("size_bytes", "<i4")])
-
-
-def test_a_feed_is_cut_where_a_transaction_would_grow_too_large_and_never_within_a_record():
+def test_a_feed_is_cut_where_a_transaction_would_grow_too_large_and_never_within_a_record(tmp_path):
     size = RELEASE_BYTES_MAX // 2 + 1
     halves, ops = np.zeros(5, HALF), np.zeros(6, OP)
     halves["half_offset"], halves["size_bytes"] = range(5), size
     ops["op_offset"], ops["half_offset"], ops["kind"] = [0, 1, 2, 2, 3, 4], [0, 1, 2, 3, 4, 4], OpKind.COMMIT
-    pieces = list(pieces_of(Feed(0, 5, 0, 5, halves, ops), EmptyTable()))
+    pieces = list(pieces_of(Feed(0, 5, 0, 5, halves, ops), StateTable(tmp_path, 64)))
     assert [(piece.op_start, piece.op_stop) for piece in pieces] == [(0, 1), (1, 2), (2, 4), (4, 5)]
     assert np.concatenate([piece.ops["op_offset"] for piece in pieces]).tolist() == ops["op_offset"].tolist()
     assert [len(piece.halves) for piece in pieces] == [5, 0, 0, 0]
