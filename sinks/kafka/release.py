@@ -19,6 +19,7 @@ producer is thrown away: the next attempt begins at 1, and 2 decides what became
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -222,11 +223,13 @@ def _write(owner: _Owner, task: Task) -> Done:
     entries = redo.unpack_entries(task.packed_entries) if task.packed_entries else np.empty(0, REDO)
     refused: dict[int, str] = {}
     singly: set[int] = set()
+    knows = _Known()
     while True:
-        attempt = _Attempt(owner, task, refused, singly)
+        attempt = _Attempt(owner, task, refused, singly, knows)
         owner.producer.begin_transaction()
-        attempt.effects(entries)  # 3
-        attempt.flush()
+        with contextlib.suppress(_Refused):
+            attempt.effects(entries)  # 3
+            attempt.flush()
         if not attempt.failed:
             break
         attempt.judge()
@@ -236,6 +239,29 @@ def _write(owner: _Owner, task: Task) -> Done:
     return Done(task.target.partition, task.marker.sequence, written=True, messages=attempt.messages, bytes=attempt.bytes)
 
 
+class _Known:
+    """What refusals have taught within one batch: others like them need not be tried, one transaction each."""
+
+    def __init__(self) -> None:
+        self._barred: dict[str, str] = {}  # topic: why nothing goes there
+        self._too_large: dict[str, int] = {}  # topic: the smallest body that was too large
+
+    def refuse(self, error: KafkaError, topic: str, size_bytes: int) -> None:
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self._too_large[topic] = min(size_bytes, self._too_large.get(topic, size_bytes))
+        elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            self._barred[topic] = error.str()
+
+    def problem(self, topic: str, size_bytes: int) -> str:
+        if size_bytes >= self._too_large.get(topic, size_bytes + 1):
+            return f"too large for topic {topic}, as another of {self._too_large[topic]} bytes was"
+        return self._barred.get(topic, "")
+
+
+class _Refused(Exception):
+    """Kafka refused a message: this transaction can only be aborted."""
+
+
 class _Attempt:
     """One try at the transaction.
 
@@ -243,10 +269,10 @@ class _Attempt:
     try (`singly`), and only who fails then is `refused` for good. Everything but a refusal is a failure of the whole attempt.
     """
 
-    def __init__(self, owner: _Owner, task: Task, refused: dict[int, str], singly: set[int]) -> None:
-        self.owner, self.task, self.refused, self.singly = owner, task, refused, singly
+    def __init__(self, owner: _Owner, task: Task, refused: dict[int, str], singly: set[int], knows: _Known) -> None:
+        self.owner, self.task, self.refused, self.singly, self.knows = owner, task, refused, singly, knows
         self.target, self.topics = task.target, task.target.topics
-        self.failed: dict[int, str] = {}
+        self.failed: dict[int, tuple[KafkaError, str, int]] = {}
         self.failure: KafkaError | None = None
         self.judged = False
         self.messages = self.bytes = 0
@@ -299,7 +325,7 @@ class _Attempt:
                 partition = _number(value, -1)
             elif name == contract.BORN_TIME:
                 born_ms = _number(value, born_ms)
-        problem = self._problem(topic, partition)
+        problem = self.knows.problem(topic, len(half.value() or b"")) or self._problem(topic, partition)
         if problem:
             self.refused[half_offset] = problem
             return
@@ -368,6 +394,14 @@ class _Attempt:
                 return
             except BufferError:
                 producer.poll(0.1)
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError._STATE and not self.failure:
+                    producer.poll(1.0)  # the report that says why may be a moment behind
+                if self.failure is not None:
+                    raise KafkaException(self.failure) from error
+                if self.failed:
+                    raise _Refused from error
+                raise
 
     def flush(self) -> None:
         """Until everything is with Kafka, or something failed. After a refusal Kafka's client sends nothing more."""
@@ -378,19 +412,20 @@ class _Attempt:
         if self.failure is not None:
             raise KafkaException(self.failure)
 
-    def _failed(self, half_offset: int, error: KafkaError | None, _message: Message) -> None:
+    def _failed(self, half_offset: int, error: KafkaError | None, message: Message) -> None:
         if error is None or self.judged:
             return  # an abort empties the client's queue: no news
-        self.failed[half_offset] = error.str()
+        self.failed[half_offset] = (error, message.topic() or "", len(message.value() or b""))
         if error.code() not in REFUSALS:
             self.failure = error
 
     def judge(self) -> None:
         """Who failed alone is refused; who failed in company is tried alone."""
         self.judged = True
-        for half_offset, reason in self.failed.items():
+        for half_offset, (error, topic, size_bytes) in self.failed.items():
             if half_offset in self.singly:
-                self.refused[half_offset] = reason
+                self.refused[half_offset] = error.str()
+                self.knows.refuse(error, topic, size_bytes)
         self.singly.update(self.failed)
 
     def _problem(self, topic: str, partition: int) -> str:

@@ -74,7 +74,7 @@ class Job:
         """kill -9 of the driver, its Java and its Python workers."""
         kill_session(self.process.pid)
         self.process.wait(30)
-        self._done()
+        self._done()  # also of one that ended by itself
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
@@ -129,8 +129,7 @@ class KafkaWorld:
 
     def __exit__(self, *_: object) -> None:
         for job in self.jobs:
-            if job.alive:
-                job.kill()
+            job.kill()
         if self._producer is not None:
             self._producer.close(timeout=5)
         shutil.rmtree(self.root, ignore_errors=True)
