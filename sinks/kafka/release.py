@@ -274,6 +274,7 @@ class _Attempt:
         self.target, self.topics = task.target, task.target.topics
         self.failed: dict[int, tuple[KafkaError, str, int]] = {}
         self.failure: KafkaError | None = None
+        self.purged: KafkaError | None = None
         self.judged = False
         self.messages = self.bytes = 0
 
@@ -409,12 +410,15 @@ class _Attempt:
         while not self.failed and self.owner.producer.flush(0.5):
             if time.monotonic() > give_up_s:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"Kafka does not answer within {DEADLINE_S:.0f} s"))
-        if self.failure is not None:
-            raise KafkaException(self.failure)
+        if self.failure is not None or (self.purged is not None and not self.failed):
+            raise KafkaException(self.failure or self.purged)
 
     def _failed(self, half_offset: int, error: KafkaError | None, message: Message) -> None:
         if error is None or self.judged:
-            return  # an abort empties the client's queue: no news
+            return
+        if error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
+            self.purged = error  # after a refusal the client empties its queue: who waited in it is innocent
+            return
         self.failed[half_offset] = (error, message.topic() or "", len(message.value() or b""))
         if error.code() not in REFUSALS:
             self.failure = error
