@@ -95,6 +95,7 @@ bench-ingest: venv tools ## benchmarks of the endpoint, the SDK and what consume
 
 bench-kafka: venv tools ## Kafka mode against a bare Spark copy, with a real broker (about 5 minutes)
 	$(BIN)/python -m benchmarks.kafka
+	$(BIN)/python -m benchmarks.kafka_scale
 
 bench-rocketmq: venv ## Escrow beside a real RocketMQ, needs a JDK and Maven (about 40 minutes; ONLY=a,c for a part, SMALL=1 to try it)
 	$(BIN)/python -m benchmarks.rocketmq $(if $(ONLY),--only=$(ONLY)) $(if $(SMALL),--scale=0.02 --rounds=1)
