@@ -1,6 +1,7 @@
 """Names of all metrics. Each process makes its own set once and serves it on its own port; the SDK does not import this.
 
     JobMetrics    the streaming job      streaming/service.py, streaming/listener.py
+    KafkaMetrics  and in Kafka mode      streaming/kafka_service.py
     EdgeMetrics   the edge               ingest/server.py, ingest/figures.py
 
 Labels have few fixed values. Names that users choose (a group, a topic) appear for at most metricsNamesMax of them, and the rest
@@ -116,16 +117,7 @@ class JobMetrics:
         self._batches(registry)
         self._store(registry)
         self._spark(registry)
-        self._kafka(registry)
         self._begin_at_zero()
-
-    def _kafka(self, registry: CollectorRegistry) -> None:
-        """Of Kafka mode; 0 in embedded mode."""
-        self.undeliverable = Gauge("escrow_undeliverable", "Committed messages that Kafka refuses; tried again", registry=registry)
-        self.release_bytes = Gauge("escrow_kafka_released_bytes", "Bodies written to Kafka since the start", registry=registry)
-        self.release_failures = Gauge(
-            "escrow_kafka_task_failures", "Release tasks that failed and were repeated", registry=registry
-        )
 
     def _begin_at_zero(self) -> None:
         """A series that appears with its first event hides that event from rate() and increase()."""
@@ -195,6 +187,24 @@ class JobMetrics:
         for value, count in counts.items():
             if count:
                 counter.labels(**{label: str(value)}).inc(count)
+
+
+class KafkaMetrics:
+    """What the job tells in Kafka mode besides, by shard: a half partition, of which there are few."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(name, text, labels, registry=registry)
+
+        self.master = gauge("escrow_kafka_master", "1 = this driver holds the lease, 0 = it is a standby")
+        self.pending = gauge("escrow_kafka_shard_pending", "Halves that wait for their end", "shard")
+        self.behind = gauge("escrow_kafka_records_behind", "Records in Kafka that are not settled", "shard", "queue")
+        self.undeliverable = gauge("escrow_kafka_undeliverable", "Committed messages that Kafka refuses; tried again", "shard")
+        self.released = WatchedCounter("escrow_kafka_released_messages", "Messages written to real topics", "shard", registry)
+        self.released_bytes = WatchedCounter("escrow_kafka_released_bytes", "Their bodies", "shard", registry)
+        self.failures = WatchedCounter(
+            "escrow_kafka_task_failures", "Release tasks that failed and were repeated", "shard", registry
+        )
 
 
 #: A flush takes what the disk takes: tens of microseconds to a second.

@@ -290,7 +290,52 @@ ENDPOINT: Final = Board(
     [INSTANCE, TOPIC, READERS],
 )  # fmt: skip
 
-BOARDS: Final = (TRANSACTIONS, STREAMING, STORE, ENDPOINT)
+SHARD: Final = Variable("shard", "shard", f"label_values(escrow_kafka_shard_pending{{{I}}}, shard)")
+S: Final = f'{I}, shard=~"$shard"'
+KAFKA: Final = Board(
+    "escrow-kafka",
+    "Escrow · Kafka mode",
+    "Shards, releases into Kafka, and who is master.",
+    [
+        Row("Now", [
+            stat("Masters", "Drivers that hold the lease. More than one cannot last: Kafka fences the older.", "short",
+                 f"sum(escrow_kafka_master{{{I}}})", [(RED, None), (GREEN, 1), (RED, 2)]),
+            stat("Pending", "Halves that wait for their end, in all shards.", "short", f"sum(escrow_kafka_shard_pending{{{S}}})",
+                 [(GREEN, None)]),
+            stat("Oldest in doubt", "Age of the oldest pending half.", "s", f"max(escrow_oldest_pending_age_seconds{{{I}}})",
+                 [(GREEN, None), (AMBER, 300), (RED, 900)]),
+            stat("Records behind", "Records in Kafka that are not settled.", "short", f"sum(escrow_kafka_records_behind{{{S}}})",
+                 [(GREEN, None), (AMBER, 100_000)]),
+            stat("Undeliverable", "Committed messages that Kafka refuses: too large, no right, no such topic.", "short",
+                 f"sum(escrow_kafka_undeliverable{{{S}}})", [(GREEN, None), (RED, 1)]),
+            stat("Failed tasks, 1 h", "Release tasks that failed and were repeated; nothing is lost or doubled by it.", "short",
+                 f"sum(increase(escrow_kafka_task_failures_total{{{S}}}[1h]))", [(GREEN, None), (AMBER, 1)]),
+        ]),
+        Row("Shards", [
+            Panel("Pending by shard", "Halves that wait for their end.", "short",
+                  [(f"sum by (shard) (escrow_kafka_shard_pending{{{S}}})", "shard {{shard}}")], stack=True),
+            Panel("Behind by shard", "Records in Kafka that are not settled, by shard and queue.", "short",
+                  [(f"sum by (shard, queue) (escrow_kafka_records_behind{{{S}}})", "shard {{shard}} {{queue}}")]),
+            Panel("Undeliverable by shard", "They are tried again; the rest goes on meanwhile.", "short",
+                  [(f"sum by (shard) (escrow_kafka_undeliverable{{{S}}})", "shard {{shard}}")]),
+        ]),
+        Row("Releases", [
+            Panel("Messages a second", "Written to real topics, by shard.", "ops",
+                  [(rate("escrow_kafka_released_messages_total", "shard", S), "shard {{shard}}")], stack=True),
+            Panel("Bytes a second", "Bodies written to real topics, by shard.", "Bps",
+                  [(rate("escrow_kafka_released_bytes_total", "shard", S), "shard {{shard}}")], stack=True),
+            Panel("Failed tasks", "Release tasks that failed and were repeated, a second.", "ops",
+                  [(rate("escrow_kafka_task_failures_total", "shard", S), "shard {{shard}}")]),
+            Panel("Time to the topic", "From the commit in the op topic to its settlement.", "s", quantiles("escrow_release_seconds")),
+            Panel("Settled", "Transactions ended a second, by outcome.", "ops", [(rate("escrow_settled_total", "outcome"), "{{outcome}}")]),
+            Panel("Phases of a batch", "collect: rows from Kafka to the driver. settle: decide, write, and wait for the Kafka transaction.",
+                  "s", quantiles("escrow_batch_phase_seconds", "phase")),
+        ]),
+    ],
+    [INSTANCE, SHARD],
+)  # fmt: skip
+
+BOARDS: Final = (TRANSACTIONS, STREAMING, STORE, ENDPOINT, KAFKA)
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------------------

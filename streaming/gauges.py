@@ -13,7 +13,7 @@ import numpy as np
 
 from checker.decisions import Decision
 from checker.matcher import Effect
-from escrow.metrics import BulkHistogram, JobMetrics
+from escrow.metrics import BulkHistogram, JobMetrics, KafkaMetrics
 from store.job import JobStore
 from store.records import STATE_MASK, State
 from store.redo_log import TOTALS, Marker, RedoLog
@@ -117,11 +117,20 @@ def watch_shards(metrics: JobMetrics, shards: Callable[[], list[Shard]], guard: 
         metrics.oldest_pending, lambda: max((oldest_pending_s(shard.store, clock.now_ms()) for shard in shards()), default=0.0)
     )
     metrics.watch(metrics.clock_alert, lambda: float(guard.alert))
-    metrics.watch(metrics.undeliverable, lambda: sum(len(shard.store.undeliverable) for shard in shards()))
-    metrics.watch(metrics.release_bytes, lambda: sum(shard.traffic.bytes for shard in shards()))
-    metrics.watch(metrics.release_failures, lambda: sum(shard.traffic.failures for shard in shards()))
     for name in TOTALS:
         metrics.totals.watch(name, partial(_total_of_all, shards, name))
+
+
+def watch_shard(metrics: KafkaMetrics, shard: Shard, ends: Callable[[], tuple[int, int]]) -> None:
+    """One shard by itself. `ends`: where its half and op partitions were last seen to end."""
+    label, store, traffic = str(shard.partition), shard.store, shard.traffic
+    metrics.pending.labels(label).set_function(lambda: store.marker.pending)
+    metrics.behind.labels(label, "half").set_function(lambda: max(0, ends()[0] - store.marker.half_cursor))
+    metrics.behind.labels(label, "op").set_function(lambda: max(0, ends()[1] - store.marker.op_cursor))
+    metrics.undeliverable.labels(label).set_function(lambda: len(store.undeliverable))
+    metrics.released.watch(label, lambda: traffic.messages)
+    metrics.released_bytes.watch(label, lambda: traffic.bytes)
+    metrics.failures.watch(label, lambda: traffic.failures)
 
 
 def _total_of_all(shards: Callable[[], list[Shard]], name: str) -> int:

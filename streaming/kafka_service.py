@@ -33,7 +33,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from checker.policy import Policy
-from escrow.metrics import JobMetrics
+from escrow.metrics import JobMetrics, KafkaMetrics
 from escrow.settings import Settings
 from sinks.kafka import clients, contract, redo, release
 from store.errors import CursorBeyondLog
@@ -42,7 +42,7 @@ from store.shard import ShardStore
 from store.state_table import StateTable
 from streaming.clock import Clock, ClockGuard, SystemClock
 from streaming.errors import JobError, JobStopped
-from streaming.gauges import count_decisions, count_settled, watch_shards
+from streaming.gauges import count_decisions, count_settled, watch_shard, watch_shards
 from streaming.kafka_lease import Lease
 from streaming.kafka_presence import GroupsAlive
 from streaming.kafka_records import Piece, collect, joined, read_stream
@@ -86,6 +86,8 @@ class KafkaJobService:
         self.connection = clients.Connection(**settings.kafka_values())
         self.topics = contract.Topics(**settings.kafka_topics())
         self.metrics = JobMetrics(registry or CollectorRegistry())
+        self.kafka_metrics = KafkaMetrics(self.metrics.registry)
+        self._log_ends: dict[int, tuple[int, int]] = {}
         self.policy = Policy.from_ms(**settings.policy_values())
         self.guard = ClockGuard(self.clock, self._made(settings.data_dir), 0, settings.clock_drift_max_ms)
         self.parts: dict[int, _Part] = {}
@@ -130,6 +132,7 @@ class KafkaJobService:
         for partition in range(count):
             self.parts[partition] = self._open_part(partition)
         watch_shards(self.metrics, self._shards, self.guard, self.clock)
+        self.kafka_metrics.master.set_function(lambda: self._lease is not None and self._lease.held.is_set())
 
     def _open_part(self, partition: int) -> _Part:
         store = ShardStore(self.settings.store_dir / "shards" / str(partition), self.settings.state_table_file_bytes // 24)
@@ -140,7 +143,9 @@ class KafkaJobService:
             client=self.connection.librdkafka(),
             transaction_timeout_ms=self.settings.kafka_transaction_timeout_ms,
         )
-        return _Part(Shard(store, target, self._run_task, self._stopping), self.policy)
+        shard = Shard(store, target, self._run_task, self._stopping)
+        watch_shard(self.kafka_metrics, shard, lambda: self._log_ends.get(partition, (0, 0)))
+        return _Part(shard, self.policy)
 
     def _shards(self) -> list[Shard]:
         return [part.shard for part in list(self.parts.values())]
@@ -364,6 +369,7 @@ class KafkaJobService:
                 if time.monotonic() >= look_s:
                     look_s = time.monotonic() + PARTITIONS_EVERY_S
                     clients.add_partitions(self.connection, self.topics, self._half_partitions())
+                    self._look_at_ends()
             except KafkaException as error:  # Kafka is away: the next tick finds it back
                 LOG.warning("tick: %s", error.args[0].str())
             except JobStopped:
@@ -371,6 +377,12 @@ class KafkaJobService:
             except BaseException as error:
                 self._fail(error)
                 return
+
+    def _look_at_ends(self) -> None:
+        """For the metrics: a look at them must not wait for Kafka."""
+        for partition in list(self.parts):
+            half_end, op_end = (self._end_of(topic, partition) for topic in (self.topics.half, self.topics.op))
+            self._log_ends[partition] = half_end, op_end
 
     def _half_partitions(self) -> int:
         return clients.shard_count(self.connection.admin(), self.topics)
