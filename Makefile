@@ -7,6 +7,7 @@
 #   make chaos-ingest RUNS=50      the same for the endpoint
 #   make soak MINUTES=5            a shorter soak
 #   make fuzz REQUESTS=9000 SEED=7 fewer hostile requests, or the same again
+#   make bench-rocketmq ONLY=a,c   some of its workloads
 #   make lock UPGRADE=1            newer versions, not only what pyproject.toml asks for
 
 SHELL := /bin/sh
@@ -23,11 +24,13 @@ SEED ?=
 MINUTES ?= 30
 REQUESTS ?= 100000
 RUN ?=
+ONLY ?=
+SMALL ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --retries 8
-BENCHES := bench-store bench-consume bench-streaming bench-ingest bench-grpc
+BENCHES := bench-store bench-consume bench-streaming bench-ingest bench-grpc bench-console
 
 # The environment is rebuilt, whatever its age, when its interpreter has gone, when the checkout has moved, and when PYTHON
 # was named and is of another version.
@@ -38,7 +41,8 @@ ifneq ($(HAVE),$(WANT))
 STALE := stale
 endif
 
-.PHONY: help run test lint format pages bench $(BENCHES) parity-rocketmq tools crash chaos chaos-ingest soak fuzz lock clean venv stale
+.PHONY: help run test lint format pages screenshots bench $(BENCHES) bench-rocketmq bench-outbox parity-rocketmq tools \
+        crash chaos chaos-ingest soak fuzz lock clean venv stale
 
 help: ## list the tasks (this)
 	@echo "Escrow. Two commands matter: make run, make test. All of them:"
@@ -87,6 +91,12 @@ bench-ingest: venv tools ## benchmarks of the endpoint, the SDK and what consume
 	$(BIN)/python -m benchmarks.ingest
 	$(BIN)/python -m benchmarks.sdk
 
+bench-rocketmq: venv ## Escrow beside a real RocketMQ, needs a JDK and Maven (about 40 minutes; ONLY=a,c for a part, SMALL=1 to try it)
+	$(BIN)/python -m benchmarks.rocketmq $(if $(ONLY),--only=$(ONLY)) $(if $(SMALL),--scale=0.02 --rounds=1)
+
+bench-outbox: venv tools ## Escrow beside an outbox table in PostgreSQL (about 4 minutes; SMALL=1 to try it)
+	$(BIN)/python -m benchmarks.outbox $(if $(SMALL),--scale=0.02 --rounds=1)
+
 bench-grpc: venv ## benchmarks of the gRPC front against a bare gRPC server (about a minute)
 	$(BIN)/python -m benchmarks.grpc
 
@@ -94,6 +104,12 @@ parity-rocketmq: venv ## the same Java program against a real RocketMQ and again
 	@sh scripts/test_tools.sh
 	@sh scripts/rocketmq_clients.sh "$(PYTHON)" server
 	$(BIN)/python -m tests.rocketmq.parity
+
+bench-console: venv tools ## benchmarks of lists with a million pending, and of ingest with the console open (about 3 minutes)
+	$(BIN)/python -m benchmarks.console
+
+screenshots: venv tools ## docs/images: the console's pages, taken anew
+	$(BIN)/python -m scripts.screenshots
 
 crash: venv ## the long crash campaign: 5000 kills
 	$(BIN)/python -m pytest tests/faults --kills=5000 --timeout=0 $(PYTEST)

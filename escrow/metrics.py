@@ -229,10 +229,10 @@ class EdgeMetrics(Collector):
     ) -> None:
         self.registry, self._figures, self._files = registry, figures, files
         self._operations: dict[str, _Operation] = {}
-        self._calls: dict[str, _Call] = {}
         self._seen: list[Figure] = []
         _about_the_process(registry)
         self.flush_s = BulkHistogram("escrow_flush_seconds", "One flush of the commit log", _FLUSH_S, registry)
+        self._calls: dict[str, _Call] = {}
         registry.register(self)
 
     def look(self) -> None:

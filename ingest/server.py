@@ -102,16 +102,19 @@ class Endpoint:
     def __init__(self, edge: Edge, settings: Settings, access: Access, connections_max: int) -> None:
         self.edge = edge
         self.metrics = EdgeMetrics(CollectorRegistry(), self._look, self._look_at_files)
-        self.app = App(edge, make_routes(self.metrics if settings.metrics_enabled else None), self._observe, access)
+        self.app = App(edge, self._routes(settings), self._observe, access)
         self.door = Door(self.app, settings, connections_max)
         self._figures = Figures(edge, self.door, self.app)
-        edge.observe_flushes(self.metrics.flush_s.observe)
+        edge.observe_flush = self.metrics.flush_s.observe
 
     def _look(self) -> Iterator[Figure]:
         return self._figures.look()
 
     def _look_at_files(self) -> Iterator[Figure]:
         return self._figures.files()
+
+    def _routes(self, settings: Settings) -> tuple[Route, ...]:
+        return make_routes(self.metrics if settings.metrics_enabled else None, with_console=settings.console_enabled)
 
     def _observe(self, route: Route | None, status: int, seconds: float) -> None:
         self.metrics.observe(route.operation if route is not None else "none", status, seconds)

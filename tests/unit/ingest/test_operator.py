@@ -202,7 +202,7 @@ def test_an_operator_ends_a_pending_half_and_stands_in_its_history(tmp_path, act
         assert w.row(0)[0] == state
         (event,) = (await w.edge.transaction(id)).history[1:]
         assert (event.event, event.by, event.actor, event.remark) == (state.name.lower(), "operator", "ada", "a test")
-        assert (await w.edge.status())["answers"] == {"accepted": 1, "already": 1, "conflict": 1}
+        assert (await w.edge.status())["answers"] == {"accepted": 1, "already": 1, "conflict": 1, "refused": 0}
 
     play(tmp_path, story)
 
