@@ -42,8 +42,10 @@ __all__ = [
 DEFAULT_FILE: Final = Path("conf/escrow.toml")
 CONFIG_VARIABLE: Final = "ESCROW_CONFIG"
 PREFIX: Final = "ESCROW_"
-#: Variables with our prefix that are no keys: the file's own, and the failpoint of the crash tests.
-OTHER_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "ESCROW_FAILPOINT"})
+#: Where the command line finds Escrow, and what it shows there (`escrow.cli.remote`).
+CLIENT_VARIABLES: Final = frozenset({"ESCROW_URL", "ESCROW_TOKEN", "ESCROW_TOKEN_FILE", "ESCROW_CA_FILE"})
+#: Variables with our prefix that are no keys: the file's own, the command line's, and the failpoint of the crash tests.
+OTHER_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "ESCROW_FAILPOINT"}) | CLIENT_VARIABLES
 #: What Kubernetes adds for a service that is called escrow…: not ours to refuse.
 _SERVICE_LINK: Final = re.compile(r"ESCROW_(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 #: Variables that an operator keeps secrets in (groupsFile names them): not keys, and never shown.
@@ -69,6 +71,7 @@ _KNOWN_ELSEWHERE: Final = {
     "maxReconsumeTimes": "maxDeliveries",
     "invisibleTime": "visibilityTime",
     "pullBatchSize": "messagesPerPollMax",
+    "grpcServerPort": "grpcPort",
     "checkImmunityTime": "CHECK_IMMUNITY_TIME_IN_SECONDS, a property of each message",
 }
 
@@ -409,6 +412,24 @@ class Settings:
         secret=True,
     )  # fmt: skip
 
+    _begin("RocketMQ 5's own clients (docs/rocketmq-clients.md). They are served where a port is set.")
+    grpc_port: int = _key(
+        "grpcPort", "count", "-1", "Port without TLS, on listenAddress; RocketMQ's own is 8081. 0 takes a free one, -1 = off.",
+        least=-1, most=65_535,
+    )  # fmt: skip
+    grpc_tls_port: int = _key(
+        "grpcTlsPort", "count", "-1", "Port with TLS, with tlsCertFile and tlsKeyFile. 0 takes a free one, -1 = off.",
+        least=-1, most=65_535,
+    )  # fmt: skip
+    grpc_calls_max: int = _key(
+        "grpcMaxCalls", "count", "4096", "Calls at a time; every client has a stream, and a consumer a long poll for each topic.",
+        least=16, most=1 << 20,
+    )  # fmt: skip
+    access_keys_file_text: str = _key(
+        "accessKeysFile", "path", '""',
+        "Access keys and their secrets, as escrow token access-key writes them. Empty: keys/rocketmq.toml in dataDir.",
+    )  # fmt: skip
+
     _begin("Who may: tokens.")
     tokens_file_text: str = _key(
         "tokensFile", "path", '""',
@@ -493,6 +514,11 @@ class Settings:
     )
     metrics_address: str = _key("metricsAddress", "text", '"127.0.0.1"', "Where the job serves its metrics.")
     job_metrics_port: int = _key("jobMetricsPort", "count", "7482", "Port of the job's metrics; 0 takes a free one.", **_PORT)
+    metrics_names_max: int = _key(
+        "metricsNamesMax", "count", "100",
+        "Producer groups, and pairs of topic and consumer group, that metrics name; the rest is summed up under (other).",
+        least=0, most=100_000,
+    )  # fmt: skip
     log_dir_text: str = _key("logDir", "path", '""', "Where the parts' output goes. Empty: logs/ in dataDir.")
     log_file_bytes: int = _key("logFileSize", "size", '"16MiB"', "A log file is rotated at this size.", least=4 << 10, most=1 << 34)
     log_files: int = _key("logFiles", "count", "5", "Rotated log files kept of each part.", least=1, most=1_000)
@@ -554,6 +580,10 @@ class Settings:
     @property
     def tokens_file(self) -> Path:
         return Path(self.tokens_file_text) if self.tokens_file_text else self.data_dir / "keys" / "tokens.toml"
+
+    @property
+    def access_keys_file(self) -> Path:
+        return Path(self.access_keys_file_text) if self.access_keys_file_text else self.data_dir / "keys" / "rocketmq.toml"
 
     @property
     def groups_file(self) -> Path:
@@ -763,6 +793,13 @@ def _check_together(values: Mapping[str, Any], origins: Mapping[str, Origin]) ->
     for name, needed in (("tlsCertFile", "tlsKeyFile"), ("tlsKeyFile", "tlsCertFile"), ("tlsClientCaFile", "tlsCertFile")):
         if value[name] and not value[needed]:
             problems.append(f"{blame(name)}: is set and {needed} is not: set {needed} too, or neither")
+    if value["grpcTlsPort"] >= 0 and not value["tlsCertFile"]:
+        problems.append(f"{blame('grpcTlsPort')}: is set and tlsCertFile is not: set tlsCertFile and tlsKeyFile too")
+    if value["grpcTlsPort"] >= 0 and value["tlsMinVersion"] != "1.2":
+        problems.append(
+            f"{blame('grpcTlsPort', 'tlsMinVersion')}: gRPC speaks TLS 1.2 too and cannot be told otherwise: set tlsMinVersion to "
+            "1.2, or grpcTlsPort to -1"
+        )
     if value["restartBackoff"] > value["restartBackoffMax"]:
         problems.append(
             f"{blame('restartBackoff', 'restartBackoffMax')}: restartBackoff ({_duration_text(value['restartBackoff'])}) is longer "

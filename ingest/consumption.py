@@ -469,6 +469,22 @@ class Consumption:
                 self._note(queue.finish(queue_offset))
         self._waiting.wake(topic, group)
 
+    async def condemn(self, topic: str, group: str, receipt: str) -> bool:
+        """Make a dead letter of a message in hand, durably, whatever its attempts; False where the receipt is stale."""
+        ((queue, opened),) = self._open(topic, group, [receipt])
+        if queue is None or not has_dead_letters(topic):
+            return False
+        place = queue.condemn(opened.queue_offset, opened.attempt, opened.visible_at_ms)
+        if place is not None:
+            frame = self._tail.frame(queue.queue_key, *place)
+            if frame is None:
+                self._counts["unreadable"] += 1
+                self._note(queue.finish(opened.queue_offset))
+            else:
+                dying = Handed(queue, opened.queue_offset, opened.attempt, opened.visible_at_ms, frame)
+                await self._bury_all(topic, group, [dying])
+        return queue.is_done(opened.queue_offset)
+
     async def dead_letters(self, group: str, *, after: str = "", max_letters: int = 32) -> tuple[list[DeadLetter], str | None]:
         """Open dead letters of a group, oldest first, and the `after` for the next ones; None where these are the last."""
         if max_letters < 1:
@@ -524,6 +540,15 @@ class Consumption:
             for topic_no, topic in enumerate(self._store.dictionary.topics)
         ]
 
+    def lags(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(lag, messages in hand) of each consumer group in each topic, by (topic, group)."""
+        found: dict[tuple[str, str], tuple[int, int]] = {}
+        for (group_no, queue_key), queue in self._queues.items():
+            names = self._store.dictionary.topics[topic_of_key(queue_key)[0]], self._store.dictionary.groups[group_no]
+            extent, (lag, in_hand) = self._queue_figures(queue_key), found.get(names, (0, 0))
+            found[names] = lag + _lag(queue, extent), in_hand + queue.in_hand
+        return found
+
     def _queue_figures(self, queue_key: int) -> dict[str, int]:
         begin, end = self._tail.extent(queue_key)
         return {"queue_id": topic_of_key(queue_key)[1], "begin": begin, "end": max(end, self._store.next_offset.get(queue_key, 0))}
@@ -534,7 +559,7 @@ class Consumption:
             {
                 "queue_id": topic_of_key(queue.queue_key)[1],
                 "queue_offset": queue.offset,
-                "lag": max(0, ends[queue.queue_key]["end"] - max(queue.offset, ends[queue.queue_key]["begin"])),
+                "lag": _lag(queue, ends[queue.queue_key]),
                 "in_hand": queue.in_hand,
             }
             for queue in queues
@@ -570,3 +595,8 @@ class Consumption:
         await asyncio.gather(*self._burials, return_exceptions=True)
         await self._ledger.close()
         self._tail.close()
+
+
+def _lag(queue: GroupQueue, extent: dict[str, int]) -> int:
+    """Messages of a queue that its group has not done."""
+    return max(0, extent["end"] - max(queue.offset, extent["begin"]))

@@ -128,9 +128,13 @@ class Edge:
         self.settings, self._now_ms = settings, now_ms
         self.notice = self.trouble = ""
         self._closing = False
+        #: Ends whose id was never issued, or for another group: refused before they reach the log.
+        self.ends_refused = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._waker: Waker | None = None
         self._consumption: Consumption | None = None
+        #: Told how many seconds each flush took, in the committer's thread. To be set before `open`.
+        self.observe_flush: Callable[[float], None] | None = None
         #: What was put on the edge (`ingest.plugged.make_edge`); opened after it, closed before it.
         self.parts: list[Part] = []
 
@@ -176,6 +180,7 @@ class Edge:
         cursors = Cursors(root / "edge.cursors", writable=True)
         self._presence = Presence(root / "presence", writable=True)
         self._committer = Committer(self.store, self._now_ms, settings.max_queued_bytes)  # 3
+        self._committer.observe_flush = self.observe_flush
         self._followers = Followers(self.store, cursors, self._now_ms)  # 4
         self._followers.recover()
         self._histories = Histories(self.store)
@@ -309,6 +314,7 @@ class Edge:
         self._check_count(ends, "ends")
         judged = [self._to_end(end) for end in ends]
         good = [end for end in judged if isinstance(end, End)]
+        self.ends_refused += len(judged) - len(good)
         answers = iter(await self._committer.end(good) if good else [])
         return [_answer(next(answers)) if isinstance(end, End) else end for end in judged]
 
@@ -370,6 +376,11 @@ class Edge:
         """These reached nobody: another member gets them, in this round still."""
         self._checks.put_back(handover)
 
+    def present(self, group: str, member: str, via: str) -> None:
+        """A member of this group is there, and polls. Said when its first half came in: before, the group had no number, and its
+        poll could not say so."""
+        self._checks.seen(group, member, via)
+
     def still_asked(self, handover: Handover) -> bool:
         """Is it worth while to go on trying? Not when the round is over, or when all of it has ended meanwhile."""
         return handover.round_start == self._checks.round_start and any(
@@ -399,6 +410,10 @@ class Edge:
         """Of a message that a transaction released; None for an ordinary one."""
         half_offset = delivery.half_offset
         return self._sealer.seal(half_offset, delivery.frame.fields["group_no"]) if half_offset >= 0 else None
+
+    def group_of(self, id: str) -> str:
+        """The producer group of the half that an id names; BadId unless this store issued it."""
+        return self.store.dictionary.groups[self._sealer.open(id).group_no]
 
     def id_of(self, request: CheckRequest) -> str:
         return self._sealer.seal(request.half_offset, request.group_no)
@@ -431,7 +446,7 @@ class Edge:
             "halves": counters.halves,
             "messages": counters.messages,
             "ends": counters.ends,
-            "answers": dict(counters.answers),
+            "answers": {**counters.answers, "refused": counters.answers.get("refused", 0) + self.ends_refused},
             "asked": counters.asked,
             "refused_for_load": counters.refused_for_load,
             "discarded": self._followers.discarded,
@@ -443,6 +458,12 @@ class Edge:
             **{part.name: part.figures() for part in self.parts},
             "healthy": not self.trouble and not self.failed.done(),
         }
+
+    def live_groups(self) -> set[str]:
+        """Producer groups with a live member."""
+        names = self.store.dictionary.groups
+        live = self._presence.live(self._now_ms(), self.settings.presence_ttl_ms, len(names))
+        return {name for name, is_live in zip(names, live.tolist(), strict=True) if is_live}
 
     def job_files(self) -> TopicReader | None:
         """The job's files; None where it has none, or is just switching to others."""

@@ -214,6 +214,7 @@ def make_routes(metrics: EdgeMetrics | None, *, with_console: bool = True) -> tu
 
     async def get_metrics(exchange: Exchange) -> None:
         assert metrics is not None
+        metrics.look()
         content, media = await asyncio.to_thread(_exposition, metrics, exchange.headers.get(b"accept", b"").decode("latin-1"))
         await exchange.write(200, content, [(b"content-type", media.encode())])
 

@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 
 _HISTORY_ENTRIES: Final = 1 << 20
 #: Wall clocks step back now and then: a scan that begins at a time begins this much earlier.
-_CLOCK_SLACK_MS: Final = 60_000
+CLOCK_SLACK_MS: Final = 60_000
 
 
 class LogReader:
@@ -55,9 +55,7 @@ class LogReader:
 
     def halves(self, first: int, stop: int) -> Array:
         """Halves first … stop - 1 as records.HALF, CRCs checked; a corrupt one is marked, not raised."""
-        entries = self.half_queue.read(first, stop)
-        heads, good = self._checked_heads(entries, HALF_HEAD, (FrameKind.HALF,))
-        good &= heads["queue_offset"] == np.arange(first, stop)
+        entries, heads, good = self.checked_halves(first, stop)
         records = np.zeros(len(entries), HALF)
         records["half_offset"] = np.arange(first, stop)
         records["commit_log_offset"], records["size_bytes"] = entries["commit_log_offset"], entries["size_bytes"]
@@ -66,6 +64,12 @@ class LogReader:
         records["immunity_s"] = np.where(good, heads["immunity_s"], 0)
         records["corrupt"] = ~good
         return records
+
+    def checked_halves(self, first: int, stop: int) -> tuple[Array, Array, Any]:
+        """(entries, heads, which of the frames are valid) of halves first … stop - 1, CRCs checked."""
+        entries = self.half_queue.read(first, stop)
+        heads, good = self._checked_heads(entries, HALF_HEAD, (FrameKind.HALF,))
+        return entries, heads, good & (heads["queue_offset"] == np.arange(first, stop))
 
     def half_heads(self, half_offsets: Ints) -> tuple[Array, Array]:
         """(entries, heads) of halves. No CRC: for searching; heads are all zero where an entry does not point into the log."""
@@ -149,7 +153,7 @@ class LogReader:
         """
         self.op_queue.file.refresh()  # the edge removes files at its front
         found, stop = [], self.ends()[1]
-        first = self._first_op_since(since_ms - _CLOCK_SLACK_MS, stop)
+        first = self._first_op_since(since_ms - CLOCK_SLACK_MS, stop)
         while first < stop:
             entries = self.op_queue.read(first, min(stop, first + _HISTORY_ENTRIES))
             for entry in entries[(entries["tags_code"] == half_offset) | (entries["tags_code"] == ASKED_TAG)]:
@@ -163,7 +167,7 @@ class LogReader:
         """(first, stop) of the ops that were stored at or after a time, and of a few before them."""
         self.op_queue.file.refresh()
         stop = self.ends()[1]
-        return self._first_op_since(at_ms - _CLOCK_SLACK_MS, stop), stop
+        return self._first_op_since(at_ms - CLOCK_SLACK_MS, stop), stop
 
     def _first_op_since(self, at_ms: int, stop: int) -> int:
         return self._first_since(self.op_queue, at_ms, self.op_queue.begin, stop)
