@@ -7,6 +7,7 @@
 #   make chaos-ingest RUNS=50      the same for the endpoint
 #   make soak MINUTES=5            a shorter soak
 #   make fuzz REQUESTS=9000 SEED=7 fewer hostile requests, or the same again
+#   make bench-rocketmq ONLY=a,c   some of its workloads
 #   make lock UPGRADE=1            newer versions, not only what pyproject.toml asks for
 
 SHELL := /bin/sh
@@ -23,6 +24,8 @@ SEED ?=
 MINUTES ?= 30
 REQUESTS ?= 100000
 RUN ?=
+ONLY ?=
+SMALL ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -38,12 +41,13 @@ ifneq ($(HAVE),$(WANT))
 STALE := stale
 endif
 
-.PHONY: help run test lint format pages bench $(BENCHES) tools crash chaos chaos-ingest soak fuzz lock clean venv stale
+.PHONY: help run test lint format pages bench $(BENCHES) bench-rocketmq bench-outbox tools crash chaos chaos-ingest soak fuzz lock \
+        clean venv stale
 
 help: ## list the tasks (this)
 	@echo "Escrow. Two commands matter: make run, make test. All of them:"
 	@echo
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "Needs Python 3.11 or newer; another interpreter: make PYTHON=python3.12 test"
 
@@ -53,8 +57,9 @@ run: venv ## start the whole service in the foreground (RUN="--data DIR --set KE
 test: lint tools ## lint, then all tests
 	$(BIN)/python -m pytest $(PYTEST)
 
-tools: ## install what tests and benchmarks need besides Python (Debian packages), where we may
+tools: ## install what tests and benchmarks need besides Python (Debian packages, RocketMQ's clients), where we may
 	@sh scripts/test_tools.sh
+	@sh scripts/rocketmq_clients.sh "$(PYTHON)"
 
 lint: venv ## ruff (rules and format), mypy, import directions
 	$(BIN)/ruff check .
@@ -86,6 +91,12 @@ bench-ingest: venv tools ## benchmarks of the endpoint, the SDK and what consume
 	$(BIN)/python -m benchmarks.ingest
 	$(BIN)/python -m benchmarks.sdk
 
+bench-rocketmq: venv ## Escrow beside a real RocketMQ, needs a JDK and Maven (about 40 minutes; ONLY=a,c for a part, SMALL=1 to try it)
+	$(BIN)/python -m benchmarks.rocketmq $(if $(ONLY),--only=$(ONLY)) $(if $(SMALL),--scale=0.02 --rounds=1)
+
+bench-outbox: venv tools ## Escrow beside an outbox table in PostgreSQL (about 4 minutes; SMALL=1 to try it)
+	$(BIN)/python -m benchmarks.outbox $(if $(SMALL),--scale=0.02 --rounds=1)
+
 crash: venv ## the long crash campaign: 5000 kills
 	$(BIN)/python -m pytest tests/faults --kills=5000 --timeout=0 $(PYTEST)
 
@@ -106,7 +117,7 @@ lock: ## resolve requirements/*.lock again, from pyproject.toml
 	@sh scripts/lock.sh "$(PYTHON)" $(if $(UPGRADE),--upgrade)
 
 clean: ## remove .venv and everything that was built or cached
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .clients build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv: $(VENV)/.installed ## build .venv if it is missing or stale

@@ -1,8 +1,9 @@
 """The edge as a process: `python -m ingest.server [--config FILE] [--data DIR] [--set KEY=VALUE]`, started by `escrow run`.
 
-HTTP in front (door.py, app.py, routes.py), the edge core behind it (core.py).
+HTTP in front (door.py, app.py, routes.py), gRPC for RocketMQ's clients (rocketmq/), the edge core behind them (core.py).
 
-stdout: one JSON line {"ready": true, "port": …, "url": …} when it accepts, and {"notice": …} for what an operator should read.
+stdout: one JSON line {"ready": true, "port": …, "url": …, "grpc_port": …} when it accepts, and {"notice": …} for what an operator
+should read.
 stderr: why it could not start or had to stop, in one line. Exit code 0 after SIGTERM or SIGINT, 2 when starting again is of no
 use before somebody has changed something, 1 otherwise.
 """
@@ -35,6 +36,7 @@ from ingest.door import Door
 from ingest.errors import CannotStart, EdgeError
 from ingest.figures import Figures
 from ingest.plugged import make_edge
+from ingest.rocketmq.front import Front
 from ingest.routes import make_routes
 from store.errors import GeometryMismatch, StoreError, StoreUnusable
 
@@ -103,7 +105,7 @@ class Endpoint:
         self.app = App(edge, make_routes(self.metrics if settings.metrics_enabled else None), self._observe, access)
         self.door = Door(self.app, settings, connections_max)
         self._figures = Figures(edge, self.door, self.app)
-        edge.observe_flushes(self.metrics.flush_s.observe)
+        edge.observe_flush = self.metrics.flush_s.observe
 
     def _look(self) -> Iterator[Figure]:
         return self._figures.look()
@@ -120,8 +122,17 @@ class Endpoint:
             await asyncio.sleep(HEARTBEAT_S)
 
 
+def make_front(settings: Settings, access: Access, edge: Edge, metrics: EdgeMetrics) -> Front | None:
+    """What serves RocketMQ's clients, as a part of the edge, where a port is set for them."""
+    if settings.grpc_port < 0 and settings.grpc_tls_port < 0:
+        return None
+    front = Front(settings, access, edge, metrics.observe_call)
+    edge.parts.append(front)
+    return front
+
+
 async def serve(settings: Settings) -> int:
-    """1 address · 2 store · 3 accept · 4 until a signal or a failure · 5 stop accepting, answer what was accepted, close."""
+    """1 addresses · 2 store · 3 accept · 4 until a signal or a failure · 5 stop accepting, answer what was accepted, close."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -129,15 +140,16 @@ async def serve(settings: Settings) -> int:
     connections_max, files_notice = allow_files(settings.max_connections)
     listening = bind(settings, access)  # 1
     edge = make_edge(settings)
-    await edge.open()  # 2
     endpoint = Endpoint(edge, settings, access, connections_max)
+    front = make_front(settings, access, edge, endpoint.metrics)
+    await edge.open()  # 2
     await endpoint.door.open(listening, context)  # 3
     tune_collector()
     beside = [asyncio.create_task(work) for work in (endpoint.beat(), tls.Renewal(context, settings).watch())]
     for notice in filter(None, (edge.notice, tls.notice(settings), files_notice)):
         say({"notice": notice})
     port = listening.getsockname()[1]
-    say({"ready": True, "port": port, "url": url_of(settings, port)})
+    say({"ready": True, "port": port, "url": url_of(settings, port), **(front.told() if front is not None else {})})
     edge.failed.add_done_callback(lambda _: stopped.set())
     await stopped.wait()  # 4
     failure = edge.failed.result() if edge.failed.done() else ""

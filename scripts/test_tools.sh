@@ -12,6 +12,8 @@ tools="
 curl:curl
 initdb:postgresql
 fish:fish
+javac:openjdk-17-jdk-headless
+mvn:maven
 openssl:openssl
 promtool:prometheus
 wrk:wrk
