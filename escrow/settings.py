@@ -501,6 +501,13 @@ class Settings:
         least=1_000, most=_DAY_MS,
     )  # fmt: skip
 
+    _begin("The console.")
+    console_enabled: bool = _key("consoleEnable", "switch", "true", "Whether the endpoint serves the operators' console at /.")
+    console_session_ms: int = _key(
+        "consoleSessionTime", "duration", '"12h"', "Who has logged in at the console stays so this long; a quarter of it if idle.",
+        least=60_000, most=30 * _DAY_MS,
+    )  # fmt: skip
+
     _begin("Metrics and logs.")
     metrics_enabled: bool = _key(
         "metricsEnable", "switch", "true", "Whether the parts serve Prometheus metrics; the edge does at /metrics of its own port."

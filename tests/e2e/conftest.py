@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 DEADLINE_S = 240.0
 SETS = (
     "listenPort=0",
+    "grpcPort=0",
     "jobMetricsPort=0",
     "transactionTimeOut=1s",
     "transactionCheckInterval=2s",
