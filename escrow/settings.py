@@ -501,6 +501,13 @@ class Settings:
         least=1_000, most=_DAY_MS,
     )  # fmt: skip
 
+    _begin("The console.")
+    console_enabled: bool = _key("consoleEnable", "switch", "true", "Whether the endpoint serves the operators' console at /.")
+    console_session_ms: int = _key(
+        "consoleSessionTime", "duration", '"12h"', "Who has logged in at the console stays so this long; a quarter of it if idle.",
+        least=60_000, most=30 * _DAY_MS,
+    )  # fmt: skip
+
     _begin("Metrics and logs.")
     metrics_enabled: bool = _key(
         "metricsEnable", "switch", "true", "Whether the parts serve Prometheus metrics; the edge does at /metrics of its own port."
@@ -511,6 +518,16 @@ class Settings:
         "metricsNamesMax", "count", "100",
         "Producer groups, and pairs of topic and consumer group, that metrics name; the rest is summed up under (other).",
         least=0, most=100_000,
+    )  # fmt: skip
+    otlp_endpoint: str = _key(
+        "otlpEndpoint", "text", '""',
+        "Where traces go: the base of an OTLP receiver over HTTP, such as http://127.0.0.1:4318. Empty: there is no tracing. "
+        "Needs escrow[tracing].",
+    )  # fmt: skip
+    trace_one_in: int = _key(
+        "traceOneIn", "count", "1",
+        "Of transactions whose producer sends no trace along, one in so many is traced; the others follow their producer.",
+        least=1, most=1_000_000_000,
     )  # fmt: skip
     log_dir_text: str = _key("logDir", "path", '""', "Where the parts' output goes. Empty: logs/ in dataDir.")
     log_file_bytes: int = _key("logFileSize", "size", '"16MiB"', "A log file is rotated at this size.", least=4 << 10, most=1 << 34)

@@ -9,6 +9,7 @@ set -eu
 
 # program it must bring : package. A program that is not on the PATH is looked for in /usr/lib/postgresql/*/bin too.
 tools="
+chromium:chromium
 curl:curl
 initdb:postgresql
 fish:fish
