@@ -154,11 +154,6 @@ class Access:
         self._watched.get()
         return self._watched.problem
 
-    @property
-    def is_open(self) -> bool:
-        """Whether nobody needs a token: there is no file of them."""
-        return self._watched.get() is None
-
     def named(self, name: str) -> Principal:
         """The holder of the token with this name; Unauthorized where there is none."""
         tokens = self._watched.get()
