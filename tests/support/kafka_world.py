@@ -23,7 +23,7 @@ from typing import Any
 from kafka import KafkaProducer
 
 from escrow.processes import kill_session
-from tests.support.kafka import Cluster, connector_dir
+from tests.support.kafka import SASL_PASSWORD, SASL_USER, Cluster, connector_dir
 
 DEADLINE_S = 180.0
 _NUMBERS = itertools.count(1)
@@ -97,7 +97,8 @@ class Job:
 class KafkaWorld:
     """Use as a context: whatever happens, no process is left."""
 
-    def __init__(self, cluster: Cluster, partitions: int = 1, flags: Iterable[str] = ()) -> None:
+    def __init__(self, cluster: Cluster, partitions: int = 1, flags: Iterable[str] = (), *, sasl: bool = False) -> None:
+        """`sasl`: the job logs in, with a password from a file."""
         self.cluster, self.name = cluster, f"w{next(_NUMBERS)}-{os.getpid()}"
         self.root = Path(tempfile.mkdtemp(prefix="escrow-kafka-world-"))
         self.shift_file = self.root / "shift"
@@ -107,7 +108,7 @@ class KafkaWorld:
         self.check_prefix = f"{self.name}-check-"
         self.flags = [
             "mode=kafka",
-            f"kafkaBootstrapServers={cluster.bootstrap}",
+            *(self._login() if sasl else [f"kafkaBootstrapServers={cluster.bootstrap}"]),
             *(f"kafka{name}Topic={topic}" for name, topic in names.items()),
             f"kafkaPartitions={partitions}",
             f"kafkaReplication={copies}",
@@ -123,6 +124,17 @@ class KafkaWorld:
         ]
         self.jobs: list[Job] = []
         self._producer: Any = None
+
+    def _login(self) -> list[str]:
+        secret = self.root / "password"
+        secret.write_text(f"{SASL_PASSWORD}\n")
+        return [
+            f"kafkaBootstrapServers={self.cluster.sasl_bootstrap}",
+            "kafkaSecurityProtocol=SASL_PLAINTEXT",
+            "kafkaSaslMechanism=PLAIN",
+            f"kafkaSaslUsername={SASL_USER}",
+            f"kafkaSaslPasswordFile={secret}",
+        ]
 
     def __enter__(self) -> KafkaWorld:
         return self
