@@ -144,11 +144,6 @@ class Access:
         return bool(self._watched.get())
 
     @property
-    def is_open(self) -> bool:
-        """Nobody needs a token."""
-        return self._watched.get() is None and self._loopback
-
-    @property
     def problem(self) -> str:
         """What is wrong with the file, for status; empty when nothing is."""
         self._watched.get()
