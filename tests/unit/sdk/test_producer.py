@@ -381,7 +381,7 @@ def test_a_quick_producer_takes_more_at_once_and_a_slow_one_few_again(escrow, mo
         gate.wait(60)
         return Outcome.COMMIT
 
-    def storm(count):
+    def storm(producer, count):
         """So many checks wait before the first one is answered."""
         gate.clear()
         for half in producer.send_halves([Message("paid", f"order {number}") for number in range(count)]):
@@ -392,11 +392,11 @@ def test_a_quick_producer_takes_more_at_once_and_a_slow_one_few_again(escrow, mo
     monkeypatch.setattr(escrow, "_poll_checks", noted)
     with Producer(escrow.url, "orders", on_check=on_check, check_threads=1) as producer:
         monkeypatch.setattr(checking, "QUICK_S", 3600.0)  # quick, however busy this machine is
-        storm(600)
+        storm(producer, 600)
         assert max(polled) > 4 * checking.HELD_PER_WORKER
         monkeypatch.setattr(checking, "QUICK_S", 0.0)
         monkeypatch.setattr(checking, "SLOW_S", 0.0)
-        storm(2 * checking.HELD_MOST)
+        storm(producer, 2 * checking.HELD_MOST)
         assert polled[-1] <= checking.HELD_PER_WORKER
 
 
