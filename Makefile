@@ -30,7 +30,7 @@ SMALL ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --retries 8
-BENCHES := bench-store bench-consume bench-streaming bench-ingest bench-console
+BENCHES := bench-store bench-consume bench-streaming bench-ingest bench-grpc bench-console
 
 # The environment is rebuilt, whatever its age, when its interpreter has gone, when the checkout has moved, and when PYTHON
 # was named and is of another version.
@@ -41,21 +41,25 @@ ifneq ($(HAVE),$(WANT))
 STALE := stale
 endif
 
-.PHONY: help run test lint format pages bench $(BENCHES) bench-rocketmq bench-outbox screenshots tools crash chaos chaos-ingest soak fuzz lock \
-        clean venv stale
+.PHONY: help run test lint format pages screenshots bench $(BENCHES) bench-rocketmq bench-outbox parity-rocketmq tools \
+        crash chaos chaos-ingest soak fuzz lock clean venv stale
 
 help: ## list the tasks (this)
 	@echo "Escrow. Two commands matter: make run, make test. All of them:"
 	@echo
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "Needs Python 3.11 or newer; another interpreter: make PYTHON=python3.12 test"
 
 run: venv ## start the whole service in the foreground (RUN="--data DIR --set KEY=VALUE" for more)
 	@exec $(BIN)/escrow run $(RUN)
 
+# First what needs nothing but Python, on all cores; then what starts the service, Spark, browsers and brokers, one after another.
+# (5: pytest's word for "none of these was chosen", by PYTEST="-k ...".)
+ALONE := tests/unit tests/property tests/faults
 test: lint tools ## lint, then all tests
-	$(BIN)/python -m pytest $(PYTEST)
+	$(BIN)/python -m pytest --numprocesses=auto $(ALONE) $(PYTEST) || [ $$? = 5 ]
+	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(ALONE)) $(PYTEST) || [ $$? = 5 ]
 
 tools: ## install what tests and benchmarks need besides Python (Debian packages, RocketMQ's clients), where we may
 	@sh scripts/test_tools.sh
@@ -91,17 +95,25 @@ bench-ingest: venv tools ## benchmarks of the endpoint, the SDK and what consume
 	$(BIN)/python -m benchmarks.ingest
 	$(BIN)/python -m benchmarks.sdk
 
-bench-console: venv tools ## benchmarks of lists with a million pending, and of ingest with the console open (about 3 minutes)
-	$(BIN)/python -m benchmarks.console
-
-screenshots: venv tools ## docs/images: the console's pages, taken anew
-	$(BIN)/python -m scripts.screenshots
-
 bench-rocketmq: venv ## Escrow beside a real RocketMQ, needs a JDK and Maven (about 40 minutes; ONLY=a,c for a part, SMALL=1 to try it)
 	$(BIN)/python -m benchmarks.rocketmq $(if $(ONLY),--only=$(ONLY)) $(if $(SMALL),--scale=0.02 --rounds=1)
 
 bench-outbox: venv tools ## Escrow beside an outbox table in PostgreSQL (about 4 minutes; SMALL=1 to try it)
 	$(BIN)/python -m benchmarks.outbox $(if $(SMALL),--scale=0.02 --rounds=1)
+
+bench-grpc: venv ## benchmarks of the gRPC front against a bare gRPC server (about a minute)
+	$(BIN)/python -m benchmarks.grpc
+
+parity-rocketmq: venv ## the same Java program against a real RocketMQ and against Escrow: same visible results?
+	@sh scripts/test_tools.sh
+	@sh scripts/rocketmq_clients.sh "$(PYTHON)" server
+	$(BIN)/python -m tests.rocketmq.parity
+
+bench-console: venv tools ## benchmarks of lists with a million pending, and of ingest with the console open (about 3 minutes)
+	$(BIN)/python -m benchmarks.console
+
+screenshots: venv tools ## docs/images: the console's pages, taken anew
+	$(BIN)/python -m scripts.screenshots
 
 crash: venv ## the long crash campaign: 5000 kills
 	$(BIN)/python -m pytest tests/faults --kills=5000 --timeout=0 $(PYTEST)

@@ -519,6 +519,16 @@ class Settings:
         "Producer groups, and pairs of topic and consumer group, that metrics name; the rest is summed up under (other).",
         least=0, most=100_000,
     )  # fmt: skip
+    otlp_endpoint: str = _key(
+        "otlpEndpoint", "text", '""',
+        "Where traces go: the base of an OTLP receiver over HTTP, such as http://127.0.0.1:4318. Empty: there is no tracing. "
+        "Needs escrow[tracing].",
+    )  # fmt: skip
+    trace_one_in: int = _key(
+        "traceOneIn", "count", "1",
+        "Of transactions whose producer sends no trace along, one in so many is traced; the others follow their producer.",
+        least=1, most=1_000_000_000,
+    )  # fmt: skip
     log_dir_text: str = _key("logDir", "path", '""', "Where the parts' output goes. Empty: logs/ in dataDir.")
     log_file_bytes: int = _key("logFileSize", "size", '"16MiB"', "A log file is rotated at this size.", least=4 << 10, most=1 << 34)
     log_files: int = _key("logFiles", "count", "5", "Rotated log files kept of each part.", least=1, most=1_000)

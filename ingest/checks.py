@@ -88,7 +88,7 @@ class Handover:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Somebody who takes a group's check requests. `via`: poll, webhook, plug-in, listener or rocketmq."""
+    """Somebody who takes a group's check requests. `via`: poll, webhook, stream (a RocketMQ client's), plug-in or listener."""
 
     member: str
     last_seen_ms: int
@@ -280,7 +280,7 @@ class CheckDelivery:
             await self._wait(group, min(left_s, self._refresh_s))
 
     def seen(self, group: str, member: str, via: str) -> None:
-        """It is live. A group without halves has no number, and nobody will be asked for it."""
+        """Somebody is there for the group. A group without halves has no number, and nobody will be asked for it."""
         group_no, now_ms = self._store.dictionary.group_no(group), self._now_ms()
         if group_no is None:
             return

@@ -77,7 +77,7 @@ def _checks(status: Mapping[str, Any]) -> Iterator[Figure]:
     yield _one("escrow_checks_lapsed", "counter", "Check requests that nobody took in their round", checks["lapsed"])
     yield _one("escrow_checks_waiting", "gauge", "Check requests that wait for a member", checks["requests_waiting"])
     yield _one("escrow_check_polls", "counter", "Polls for check requests", checks["polls"])
-    yield _one("escrow_polls_waiting", "gauge", "Long polls for checks that wait", checks["polls_waiting"])
+    yield _one("escrow_check_polls_waiting", "gauge", "Long polls for checks that wait", checks["polls_waiting"])
     yield _one("escrow_proposals_accepted", "counter", "Discard proposals that became discards", status["discarded"])
     yield _one(
         "escrow_proposals_passed_over", "counter", "Discard proposals of halves that had ended", status["proposals_passed_over"]

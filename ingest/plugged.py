@@ -18,10 +18,12 @@ from itertools import groupby
 from typing import Any, Final, TypeVar
 
 from escrow.settings import Settings
+from escrow.tracing import TracingError
 from ingest.checks import Handover
 from ingest.core import Edge, EndAnswer, EndRequest, wall_ms
 from ingest.errors import BadId, CannotStart, EdgeError, RefusedByService, ServiceFailed
 from ingest.threads import Threads
+from ingest.traced import traced
 from ingest.transports import Transports, public_request
 from sinks import interfaces
 from sinks.errors import BrokenPlugin, Refused
@@ -39,7 +41,11 @@ T = TypeVar("T")
 
 def make_edge(settings: Settings, *, now_ms: Callable[[], int] = wall_ms) -> Edge:
     """The edge with everything that is installed and configured."""
-    edge = PluggedEdge(settings, now_ms=now_ms) if installed(GROUP) else Edge(settings, now_ms=now_ms)
+    kind: type[Edge] = PluggedEdge if installed(GROUP) else Edge
+    try:
+        edge = (traced(kind) if settings.otlp_endpoint else kind)(settings, now_ms=now_ms)
+    except TracingError as error:
+        raise CannotStart(str(error)) from error
     edge.parts.append(Transports(edge))
     return edge
 

@@ -75,11 +75,11 @@ def bind(settings: Settings, access: Access) -> socket.socket:
     return listening
 
 
-def allow_files(connections: int) -> tuple[int, str]:
+def allow_files(connections: int, others: int = OTHER_FILES) -> tuple[int, str]:
     """Raise the limit of open files if that many connections need it. How many can be taken so that the store still has its files,
     and what an operator should read where those are fewer."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed, unlimited = connections + OTHER_FILES, resource.RLIM_INFINITY
+    needed, unlimited = connections + others, resource.RLIM_INFINITY
     if soft == unlimited or soft >= needed:
         return connections, ""
     allowed = needed if hard == unlimited else hard
@@ -89,7 +89,7 @@ def allow_files(connections: int) -> tuple[int, str]:
         allowed = soft
     if allowed >= needed:
         return connections, ""
-    taken = min(connections, max(allowed - OTHER_FILES, allowed // 2))
+    taken = min(connections, max(allowed - others, allowed // 2))
     return taken, (
         f"maxConnections: {connections} connections need {needed} open files and this process may have {allowed}: {taken} are "
         "taken; raise the limit (ulimit -n, LimitNOFILE) for more"
@@ -125,9 +125,14 @@ class Endpoint:
             await asyncio.sleep(HEARTBEAT_S)
 
 
+def grpc_files(settings: Settings) -> int:
+    """Connections of RocketMQ's clients, at most: one for each call."""
+    return settings.grpc_calls_max if settings.grpc_port >= 0 or settings.grpc_tls_port >= 0 else 0
+
+
 def make_front(settings: Settings, access: Access, edge: Edge, metrics: EdgeMetrics) -> Front | None:
     """What serves RocketMQ's clients, as a part of the edge, where a port is set for them."""
-    if settings.grpc_port < 0 and settings.grpc_tls_port < 0:
+    if not grpc_files(settings):
         return None
     front = Front(settings, access, edge, metrics.observe_call)
     edge.parts.append(front)
@@ -140,7 +145,7 @@ async def serve(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     access, context = Access(settings), tls.server_context(settings)
-    connections_max, files_notice = allow_files(settings.max_connections)
+    connections_max, files_notice = allow_files(settings.max_connections, OTHER_FILES + grpc_files(settings))
     listening = bind(settings, access)  # 1
     edge = make_edge(settings)
     endpoint = Endpoint(edge, settings, access, connections_max)
@@ -193,6 +198,7 @@ def log_to(settings: Settings) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     # What clients do wrong is counted (escrow_connections_refused), not written down: they could fill the log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    logging.getLogger("grpc").setLevel(logging.CRITICAL)
 
 
 def say(line: dict[str, Any]) -> None:

@@ -53,7 +53,9 @@ if ! command -v mvn >/dev/null 2>&1 || ! command -v javac >/dev/null 2>&1; then
 fi
 if ! fresh java $java/pom.xml $player; then
     echo "Fetching RocketMQ's Java client ..."
-    if jars $java/pom.xml .clients/java && javac -nowarn -cp '.clients/java/*' -d .clients/java $player; then
+    if jars $java/pom.xml .clients/java.new && javac -nowarn -cp '.clients/java.new/*' -d .clients/java.new $player; then
+        rm -rf .clients/java
+        mv .clients/java.new .clients/java
         made java $java/pom.xml $player
     else
         give_up "RocketMQ's Java client could not be fetched or compiled"

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -40,6 +41,9 @@ from store.published import EdgeSlot
 
 PUSH_VISIBILITY_S: Final = 900.0
 SILENT_S: Final = 30.0
+FORGET_S: Final = 120.0
+#: From so many messages in hand on it is looked whether some of them have lapsed.
+IN_HAND_LOOK: Final = 4096
 LOOK_S: Final = 1.0
 #: A client without a stream for so long is told another spelling at its next question.
 RESPELL_AFTER_S: Final = 5.0
@@ -54,7 +58,8 @@ GROUPS_PER_CLIENT_MAX: Final = 1024
 class TelemetryCourier(Courier):
     """Hands a group's check requests to one client: a command for each, down its stream."""
 
-    slots, batch, via = 4, 8, "rocketmq"
+    via = "stream"
+    slots, batch = 4, 8
 
     def __init__(self, edge: Edge, group: str, stream: Telemetry) -> None:
         super().__init__(edge, group, stream.client.id)
@@ -85,6 +90,7 @@ class Telemetry:
         self._writing = asyncio.Lock()
         self._couriers: dict[str, TelemetryCourier] = {}
         self._asked: dict[str, asyncio.Future[None]] = {}
+        self._present: set[str] = set()
 
     async def write(self, command: pb.TelemetryCommand, group: str = "") -> None:
         """One at a time. `group`: whose message it shows; his role is looked up again, for a stream outlives a revoked token."""
@@ -113,8 +119,13 @@ class Telemetry:
                 self._couriers[group] = TelemetryCourier(self._edge, group, self)
                 self._couriers[group].start()
 
-    def serves(self, group: str) -> bool:
-        return group in self._couriers
+    def sent_half(self, group: str) -> None:
+        """Its producer has sent a half of this group, and is there to be asked about it. Said once: its poll says so afterwards."""
+        if group not in self._present:
+            self.serve((group,))
+            if group in self._couriers:
+                self._present.add(group)
+                self._edge.present(group, self.client.id, TelemetryCourier.via)
 
     async def answered(self, ids: list[str]) -> None:
         loop = asyncio.get_running_loop()
@@ -215,9 +226,7 @@ class Clients:
     def sent_half(self, client: Client, group: str) -> None:
         """A producer that did not name the topic when it started is asked about it all the same."""
         for stream in client.streams:
-            stream.serve((group,))
-            if stream.serves(group):
-                self._edge.present(group, client.id, TelemetryCourier.via)
+            stream.sent_half(group)
 
     def heard(self, client: Client, id: str) -> None:
         for stream in client.streams:
@@ -236,7 +245,10 @@ class Clients:
 
     # --- what push consumers have in hand ----------------------------------------------------------------------------------------
     def handed(self, client: Client, topic: str, group: str, receipts: Iterable[str]) -> None:
-        until_s = self._clock_s() + PUSH_VISIBILITY_S
+        now_s = self._clock_s()
+        until_s = now_s + PUSH_VISIBILITY_S
+        if len(client.in_hand) >= IN_HAND_LOOK:  # what lapsed is not his any more
+            client.in_hand = {receipt: found for receipt, found in client.in_hand.items() if found[2] > now_s}
         client.in_hand.update((receipt, (topic, group, until_s)) for receipt in receipts)
 
     @staticmethod
@@ -260,13 +272,11 @@ class Clients:
         while True:
             await asyncio.sleep(LOOK_S)
             now_s = self._clock_s()
-            for key, client in list(self._clients.items()):
-                if now_s - client.seen_s < SILENT_S:
-                    for receipt in [receipt for receipt, (_, _, until_s) in client.in_hand.items() if until_s <= now_s]:
-                        del client.in_hand[receipt]
-                    continue
+            # The one that was heard of last stands last.
+            silent = itertools.takewhile(lambda found: now_s - found[1].seen_s >= SILENT_S, self._clients.items())  # noqa: B023
+            for key, client in list(silent):
                 await self.gone(client)
-                if not client.streams and now_s - client.seen_s >= 4 * SILENT_S:
+                if not client.streams and now_s - client.seen_s >= FORGET_S:
                     self._clients.pop(key, None)
 
     def figures(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Front:
         self._settings = settings
         signatures = Signatures(settings, access)
         self._signatures, self._clients = signatures, Clients(edge, signatures, clock_s)
-        self._server: Any = grpc.aio.server(options=_options(settings), maximum_concurrent_rpcs=settings.grpc_calls_max)
+        self._server: Any = grpc.aio.server(options=server_options(settings), maximum_concurrent_rpcs=settings.grpc_calls_max)
         self._service = Service(edge, signatures, self._clients, observe)
         self._server.add_generic_rpc_handlers((self._service.handler(),))
         self.port = self._bind("grpcPort", settings.grpc_port, None)
@@ -91,7 +91,7 @@ class Front:
         return {**self._clients.figures(), "keys_problem": self._signatures.problem}
 
 
-def _options(settings: Settings) -> list[tuple[str, int]]:
+def server_options(settings: Settings) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, and must not share its clients
         ("grpc.max_receive_message_length", settings.max_request_bytes),

@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from ingest.access import Principal
 from ingest.core import MEMBER_MAX_CHARACTERS, Edge, EndRequest
@@ -76,14 +77,14 @@ class Service:
             ),
         }  # fmt: skip
         methods = {
-            name: grpc.unary_unary_rpc_method_handler(self._unary(name, call, answer), asked.FromString, answer.SerializeToString)
+            name: grpc.unary_unary_rpc_method_handler(self._unary(name, call, answer), _decoder(asked), answer.SerializeToString)
             for name, (call, asked, answer) in unary.items()
         }
         methods["ReceiveMessage"] = grpc.unary_stream_rpc_method_handler(
-            self.receive_message, pb.ReceiveMessageRequest.FromString, pb.ReceiveMessageResponse.SerializeToString
+            self.receive_message, _decoder(pb.ReceiveMessageRequest), pb.ReceiveMessageResponse.SerializeToString
         )
         methods["Telemetry"] = grpc.stream_stream_rpc_method_handler(
-            self.telemetry, pb.TelemetryCommand.FromString, pb.TelemetryCommand.SerializeToString
+            self.telemetry, _decoder(pb.TelemetryCommand), pb.TelemetryCommand.SerializeToString
         )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
@@ -93,7 +94,7 @@ class Service:
         async def handle(request: Any, context: Any) -> Any:
             began_s = perf_counter()
             try:
-                made = await call(self._caller(context), request)
+                made = await call(self._caller(context), _whole(request))
             except Exception as error:
                 made = answer(status=codes.of_error(error))
             self._observe(name, _name(made.status.code), perf_counter() - began_s)
@@ -172,9 +173,9 @@ class Service:
     async def _read(self, stream: Any, caller: Caller, commands: AsyncIterator[pb.TelemetryCommand]) -> None:
         async for command in commands:
             self._clients.seen(caller.principal, caller.client.id)
-            if not command.HasField("settings"):
-                continue  # answers to questions that Escrow does not ask
             try:
+                if not _whole(command).HasField("settings"):
+                    continue  # an answer to a question that Escrow does not ask
                 made = self._settings(command.settings)
             except Exception as error:
                 await stream.write(pb.TelemetryCommand(status=codes.of_error(error)))
@@ -268,7 +269,7 @@ class Service:
         """The status, the messages, the time of delivery. What could not be written goes to another consumer at once."""
         began_s, code = perf_counter(), "OK"
         try:
-            code = await self._receive(self._caller(context), request, context)
+            code = await self._receive(self._caller(context), _whole(request), context)
         except Exception as error:
             status = codes.of_error(error)
             code = _name(status.code)
@@ -354,6 +355,25 @@ _STALE: Final = pb.Status(
     code=pb.INVALID_RECEIPT_HANDLE, message="receipt_handle: is not the last one of its message, which is another consumer's now"
 )
 _MIXED: Final = pb.Status(code=pb.MULTIPLE_RESULTS, message="the entries have answers of their own")
+
+
+def _decoder(kind: Any) -> Callable[[bytes], Any]:
+    """Bytes that are no such message become None: gRPC would write each of them down with a trace, and anybody can send them."""
+    decode = kind.FromString
+
+    def decoded(content: bytes) -> Any:
+        try:
+            return decode(content)
+        except DecodeError:
+            return None
+
+    return decoded
+
+
+def _whole(request: Any) -> Any:
+    if request is None:
+        raise Refused(pb.BAD_REQUEST, "these bytes are not the message that this call takes")
+    return request
 
 
 def _name(code: int) -> str:

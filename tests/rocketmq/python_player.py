@@ -4,6 +4,7 @@ Runs in an environment of its own (.clients/python): its protobuf stubs and Escr
 process.
 """
 
+import os
 import sys
 import threading
 import time
@@ -22,6 +23,8 @@ from rocketmq import (
     TransactionResolution,
 )
 
+#: How long `receive` waits for a first message.
+AWAIT_S = int(os.environ.get("PLAYER_AWAIT_S", "2"))
 _saying = threading.Lock()
 
 
@@ -50,11 +53,13 @@ class Checker(TransactionChecker):
 
 
 class Listener(MessageListener):
-    """A body that begins with failN: its first N deliveries fail."""
+    """A body that begins with failN: its first N deliveries fail. One that begins with hang is never done with."""
 
     def consume(self, message):
         body = text_of(message)
         say("!", "push", body, message.message_id, message.delivery_attempt)
+        if body.startswith("hang"):
+            threading.Event().wait()
         fails = body.startswith("fail") and message.delivery_attempt <= int(body[4])
         return ConsumeResult.FAILURE if fails else ConsumeResult.SUCCESS
 
@@ -114,7 +119,7 @@ class Player:
 
     def simple(self, group, topic, tags):
         self.consumer = self.start(
-            SimpleConsumer(self.configuration, group, {topic: FilterExpression(tags)}, 2, tls_enable=self.tls)
+            SimpleConsumer(self.configuration, group, {topic: FilterExpression(tags)}, AWAIT_S, tls_enable=self.tls)
         )
         return ("ok",)
 

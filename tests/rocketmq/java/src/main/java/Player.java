@@ -9,6 +9,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
+import java.util.concurrent.locks.LockSupport;
 import org.apache.rocketmq.client.apis.ClientConfiguration;
 import org.apache.rocketmq.client.apis.ClientConfigurationBuilder;
 import org.apache.rocketmq.client.apis.ClientServiceProvider;
@@ -30,6 +31,7 @@ import org.apache.rocketmq.client.apis.producer.TransactionResolution;
  */
 public final class Player {
     private static final ClientServiceProvider PROVIDER = ClientServiceProvider.loadService();
+    private static final Duration AWAIT = Duration.ofSeconds(Long.parseLong(System.getenv().getOrDefault("PLAYER_AWAIT_S", "2")));
     private final ClientConfiguration configuration;
     private final Map<String, Integer> asked = new ConcurrentHashMap<>();
     private final List<AutoCloseable> open = Collections.synchronizedList(new ArrayList<>());
@@ -157,7 +159,7 @@ public final class Player {
 
     private String simple(String group, String topic, String tags) throws Exception {
         consumer = PROVIDER.newSimpleConsumerBuilder().setClientConfiguration(configuration).setConsumerGroup(group)
-            .setAwaitDuration(Duration.ofSeconds(2)).setSubscriptionExpressions(filter(topic, tags)).build();
+            .setAwaitDuration(AWAIT).setSubscriptionExpressions(filter(topic, tags)).build();
         open.add(consumer);
         return "ok";
     }
@@ -176,13 +178,16 @@ public final class Player {
         return told.toString();
     }
 
-    /** A body that begins with failN: its first N deliveries fail. */
+    /** A body that begins with failN: its first N deliveries fail. One that begins with hang is never done with. */
     private String push(String group, String topic, String tags) throws Exception {
         open.add(PROVIDER.newPushConsumerBuilder().setClientConfiguration(configuration).setConsumerGroup(group)
             .setSubscriptionExpressions(filter(topic, tags)).setMessageListener(view -> {
                 String body = body(view);
                 boolean fails = body.startsWith("fail") && view.getDeliveryAttempt() <= Character.digit(body.charAt(4), 10);
                 say("!", "push\t" + body + "\t" + view.getMessageId() + "\t" + view.getDeliveryAttempt());
+                while (body.startsWith("hang")) {
+                    LockSupport.park();
+                }
                 return fails ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
             }).build());
         return "ok";
