@@ -51,6 +51,7 @@ class Figures:
         yield from _couriers(status)
         yield from _consumers(edge, status["consumption"])
         yield from _connections(self._door, self._app)
+        yield from _rocketmq(status.get("rocketmq", {}))
         yield _one("escrow_edge_healthy", "gauge", "0 = something that the edge does beside requests fails", status["healthy"])
         yield _one("escrow_job_up", "gauge", "1 = the edge sees signs of life of the job", self._job.state == "running")
 
@@ -83,6 +84,11 @@ def _checks(status: Mapping[str, Any]) -> Iterator[Figure]:
         "escrow_proposals_passed_over", "counter", "Discard proposals of halves that had ended", status["proposals_passed_over"]
     )
     yield _one("escrow_ops_reopened", "counter", "Halves reopened because their end could not be read", status["reopened"])
+
+
+def _rocketmq(found: Mapping[str, int]) -> Iterator[Figure]:
+    yield _one("escrow_grpc_clients", "gauge", "RocketMQ clients that were heard of lately", found.get("clients", 0))
+    yield _one("escrow_grpc_streams", "gauge", "Their telemetry streams that are open", found.get("streams", 0))
 
 
 def _couriers(status: Mapping[str, Any]) -> Iterator[Figure]:
