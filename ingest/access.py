@@ -145,7 +145,7 @@ class Access:
 
     @property
     def is_open(self) -> bool:
-        """Nobody needs a token."""
+        """Nobody needs a token: there is no file of them, and only this machine can come in."""
         return self._watched.get() is None and self._loopback
 
     @property

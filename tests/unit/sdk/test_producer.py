@@ -372,7 +372,12 @@ def test_a_busy_producer_takes_no_more_than_it_can_answer(escrow):
 def test_a_quick_producer_takes_more_at_once_and_a_slow_one_few_again(escrow, monkeypatch):
     polled: list[int] = []
     poll = escrow._poll_checks
-    monkeypatch.setattr(escrow, "_poll_checks", lambda group, count, wait_s: polled.append(count) or poll(group, count, wait_s))
+
+    def noted(group, count, wait_s):
+        polled.append(count)
+        return poll(group, count, wait_s)
+
+    monkeypatch.setattr(escrow, "_poll_checks", noted)
     with Producer(escrow.url, "orders", on_check=lambda check: Outcome.COMMIT, check_threads=1) as producer:
         halves = producer.send_halves([Message("paid", f"order {number}") for number in range(600)])
         for half in halves:
