@@ -145,8 +145,8 @@ class Access:
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody needs a token: there is no file of them."""
-        return self._watched.get() is None
+        """Nobody needs a token: there is no file of them, and only this machine can come in."""
+        return self._watched.get() is None and self._loopback
 
     @property
     def problem(self) -> str:
