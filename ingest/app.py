@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 from ingest import wire
@@ -24,9 +24,18 @@ from ingest.core import Edge
 from ingest.errors import InvalidRequest, MethodNotAllowed, NotFound, Overloaded, TooLarge
 from ingest.problems import MEDIA, Headers, of_error
 
+#: The name under which a server offers `Whole` among ASGI's extensions.
+WHOLE: Final = "escrow.whole"
 T = TypeVar("T")
 Handler = Callable[["Exchange"], Awaitable[None]]
 _HEAD_OK: Final = {wire.JSON: (b"content-type", b"application/json"), wire.MSGPACK: (b"content-type", b"application/msgpack")}
+
+
+class Whole(Protocol):
+    """A body that is all there, and an answer in one piece: what our own server offers beyond ASGI (ingest/door.py)."""
+
+    def body(self) -> bytes | None: ...
+    def answer(self, status: int, headers: Headers, content: bytes) -> bool: ...
 
 
 class ClientGone(ConnectionError):
@@ -144,6 +153,7 @@ class Exchange:
         "_receive",
         "_send",
         "_share",
+        "_whole",
         "headers",
         "names",
         "principal",
@@ -159,6 +169,8 @@ class Exchange:
         self.principal = NOBODY
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self._media = wire.JSON
+        extensions = scope.get("extensions")
+        self._whole: Whole | None = extensions.get(WHOLE) if extensions is not None else None
         self._share: Receiving | None = None
         self._held_bytes = self.status = 0
 
@@ -203,6 +215,9 @@ class Exchange:
         assert self.route is not None
         self._share = self._app.receiving[self.route.share]
         self._check_size(_length(self.headers.get(b"content-length")))
+        if self._whole is not None and (whole := self._whole.body()) is not None:
+            self._hold(len(whole))
+            return whole
         message = await self._receive_soon()
         content = message.get("body", b"")
         self._hold(len(content))
@@ -250,6 +265,8 @@ class Exchange:
     async def write(self, status: int, content: bytes, headers: Headers) -> None:
         self.status = status
         headers.append((b"content-length", b"%d" % len(content)))
+        if self._whole is not None and self._whole.answer(status, headers, content):
+            return
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": content})
 

@@ -132,8 +132,11 @@ class Committer:
     def _put_messages(
         self, queue: deque[_Work], messages: Sequence[Message], appended: Callable[[], None] | None = None
     ) -> asyncio.Future[Sequence[int]]:
-        size_bytes = sum([len(message.body) for message in messages]) + MESSAGE_BYTES * len(messages)
-        size_bytes += sum([len(name) + len(text) for each in messages for name, text in each.properties.items()])
+        size_bytes = MESSAGE_BYTES * len(messages)
+        for message in messages:
+            size_bytes += len(message.body)
+            if message.properties:
+                size_bytes += sum([len(name) + len(text) for name, text in message.properties.items()])
         full = self.queued_bytes > 0 and self.queued_bytes + size_bytes > self._queued_bytes_max
         if full or self._ends_waiting >= ENDS_MAX:
             self.counters.refused_for_load += 1

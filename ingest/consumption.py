@@ -97,7 +97,7 @@ class Consumption:
         self._recover(consumers)
         self._ledger = Ledger(consumers, committer.fail)
         self._letters = Letters(store, self._tail, lambda group_no, key: self._queues.get((group_no, key)))
-        self._waiting, self._making, self._turn = Waiting(), asyncio.Lock(), 0
+        self._waiting, self._making, self._turn, self._polls_open = Waiting(), asyncio.Lock(), 0, 0
         self._filters: dict[tuple[str, str], _Filter] = {}
         #: Filters that no poll reads with any more, the one that was left first first.
         self._left: dict[tuple[str, str], None] = {}
@@ -125,8 +125,9 @@ class Consumption:
 
     # --- news ---------------------------------------------------------------------------------------------------------------------
     def published(self) -> None:
-        """In the committer's thread: something new is flushed. Calls that come before the event loop looked are one."""
-        if not self._called and not self._closing:
+        """In the committer's thread: something new is flushed. Calls that come before the event loop looked are one. While nobody
+        polls, it need not look: whoever comes looks first (in this order, so that none falls between)."""
+        if self._polls_open and not self._called and not self._closing:
             self._called = True
             with contextlib.suppress(RuntimeError):  # the event loop has ended
                 self._loop.call_soon_threadsafe(self._read_ops)
@@ -195,8 +196,13 @@ class Consumption:
         visibility_ms = self._visibility_ms(visibility_s, least_ms=1)
         ask = _Ask(topic, group, parse_tags(tags), parse_start(start, "from"), count, visibility_ms)
         self._counts["polls"] += 1
-        with self._reading_with(ask, consumer):
-            return await self._poll(ask, min(wait_s, self._settings.poll_wait_max_ms / 1000))
+        self._polls_open += 1
+        try:
+            self._read_ops()
+            with self._reading_with(ask, consumer):
+                return await self._poll(ask, min(wait_s, self._settings.poll_wait_max_ms / 1000))
+        finally:
+            self._polls_open -= 1
 
     def _check_names(self, topic: str, group: str) -> None:
         self._refuse("consumers")
@@ -467,6 +473,7 @@ class Consumption:
         """Open dead letters of a group, oldest first, and the `after` for the next ones; None where these are the last."""
         if max_letters < 1:
             raise InvalidRequest("max: ask for at least 1")
+        self._read_ops()
         return self._letters.page(group, after, min(max_letters, self._settings.messages_per_poll_max))
 
     async def replay(self, group: str, ids: Sequence[str]) -> int:
@@ -474,6 +481,7 @@ class Consumption:
         self._refuse("replays")
         if not 1 <= len(ids) <= self._settings.max_messages_per_request:
             raise InvalidRequest(f"ids: {len(ids)} in one request; send between 1 and {self._settings.max_messages_per_request}")
+        self._read_ops()
         found = {letter: opened for letter, opened in self._letters.find(group, ids).items() if letter not in self._replaying}
         if not found:
             return 0

@@ -25,6 +25,8 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
 
+from msgspec import Struct
+
 from escrow.settings import Settings
 from ingest import groups
 from ingest.checks import CheckDelivery, CheckRequest, Handover
@@ -58,8 +60,7 @@ JOB_SILENT_MS: Final = 10_000
 OUTCOMES: Final = {"commit": OpKind.COMMIT, "rollback": OpKind.ROLLBACK, "unknown": OpKind.UNKNOWN}
 
 
-@dataclass(frozen=True, slots=True)
-class EndRequest:
+class EndRequest(Struct, frozen=True):
     """What a producer says became of its transaction."""
 
     group: str
@@ -69,8 +70,7 @@ class EndRequest:
     remark: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class EndAnswer:
+class EndAnswer(Struct, frozen=True):
     """`verdict`: accepted, already, conflict or refused; `reason` says why not; `state`: what the transaction is now."""
 
     verdict: str
@@ -247,6 +247,10 @@ class Edge:
     # --- halves and messages -------------------------------------------------------------------------------------------------
     async def prepare(self, messages: Sequence[Message]) -> list[str]:
         """Store halves, all or none; their transaction ids, in order, once they are durable."""
+        return [id for id, _ in await self.store_halves(messages)]
+
+    async def store_halves(self, messages: Sequence[Message]) -> list[tuple[str, int]]:
+        """The same; (transaction id, half_offset) of each. The half_offset is -1 where a plug-in made the id."""
         self._refuse_if_standby("halves")
         if self.settings.reject_transactions:
             raise TransactionsRejected(
@@ -255,9 +259,9 @@ class Edge:
         self._check_count(messages, "messages")
         with self.quotas.admit(messages, halves=True) as admitted:
             half_offsets = await self._committer.prepare(messages, admitted.appended)
-        group_no = self.store.dictionary.group_no
+        group_no, seal = self.store.dictionary.group_no, self._sealer.seal
         return [
-            self._sealer.seal(half_offset, group_no(message.group) or 0)
+            (seal(half_offset, group_no(message.group) or 0), half_offset)
             for half_offset, message in zip(half_offsets, messages, strict=True)
         ]
 
@@ -376,10 +380,6 @@ class Edge:
         """Of a message that a transaction released; None for an ordinary one."""
         half_offset = delivery.half_offset
         return self._sealer.seal(half_offset, delivery.frame.fields["group_no"]) if half_offset >= 0 else None
-
-    def half_offset_of(self, id: str) -> int:
-        """Of an id that `prepare` has just answered."""
-        return self._sealer.half_offset_of(id)
 
     def id_of(self, request: CheckRequest) -> str:
         return self._sealer.seal(request.half_offset, request.group_no)

@@ -1,13 +1,13 @@
 """Transaction ids: the place of a half, sealed, so that nobody can name a half that he was not given.
 
 id = base64url without padding of 43 bytes
-      0  u8   version        1
+      0  u8   version        2
       1  4s   key id         first 4 bytes of SHA-256 of the key: tells which key sealed it
       5  8s   store id       format.json's store_id
      13  u16  shard          0 in an embedded store
      15  i64  half_offset
      23  i32  group_no
-     27  16s  seal           first 16 bytes of HMAC-SHA-256 over bytes 0..27
+     27  16s  seal           keyed BLAKE2b over bytes 0..27, 16 bytes (RFC 7693; measured: a quarter of HMAC-SHA-256's time)
 
 All numbers little-endian. A half has exactly one id under each key: spellings that decode to the same bytes are refused.
 
@@ -23,20 +23,18 @@ import hashlib
 import hmac
 import secrets
 import struct
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ingest import secret_files
 from ingest.errors import BadId, KeysUnusable
 
 LAYOUT: Final = struct.Struct("<B4s8sHqi")
 assert LAYOUT.size == 27
-VERSION: Final = 1
+VERSION: Final = 2
 SEAL_BYTES: Final = 16
 KEY_MIN_BYTES: Final = 16
 KEY_BYTES: Final = 32
@@ -45,12 +43,13 @@ assert ID_CHARACTERS == 58
 
 _TO_URLSAFE: Final = bytes.maketrans(b"+/", b"-_")
 _FROM_URLSAFE: Final = bytes.maketrans(b"-_", b"+/")
+_PADDING: Final = b"=" * (-ID_CHARACTERS % 4)
+_NOT_OURS: Final = f"id: not an id of ours ({ID_CHARACTERS} letters, digits, - and _); use it exactly as it was answered"
 
 BACK_UP: Final = "back it up: without it no producer can end a transaction whose id it sealed"
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """What an id says."""
 
     shard: int
@@ -67,55 +66,48 @@ class Sealer:
         self._store = bytes.fromhex(store_id)
         if len(self._store) != 8:
             raise KeysUnusable(f"store id {store_id!r} has not 16 hexadecimal digits")
-        self._keys = {key_id(key): key for key in reversed(keys)}
-        self._key, self._key_id = keys[0], key_id(keys[0])
+        #: The key is mixed in once; each seal goes on from a copy.
+        self._keyed = {key_id(key): _keyed(key) for key in reversed(keys)}
+        self._key_id = key_id(keys[0])
 
     def seal(self, half_offset: int, group_no: int, shard: int = 0) -> str:
         content = LAYOUT.pack(VERSION, self._key_id, self._store, shard, half_offset, group_no)
-        sealed = b2a_base64(content + hmac.digest(self._key, content, "sha256")[:SEAL_BYTES], newline=False)
-        return sealed.translate(_TO_URLSAFE)[:ID_CHARACTERS].decode("ascii")
-
-    @staticmethod
-    def half_offset_of(id: str) -> int:
-        """Of an id that was sealed just now: its seal is not looked at. -1 where a plug-in made the id."""
-        if len(id) != ID_CHARACTERS:
-            return -1
-        # Nine bytes from the fifteenth on are twelve characters from the twentieth on.
-        place = a2b_base64(id[20:32].encode().translate(_FROM_URLSAFE))
-        return int.from_bytes(place[:8], "little", signed=True)
+        return _sealed(self._keyed[self._key_id], content).decode("ascii")
 
     def open(self, text: str) -> Place:
         """What the id says; BadId unless this store issued it."""
-        raw = _decode(text)
-        content, seal = raw[: LAYOUT.size], raw[LAYOUT.size :]
-        version, key, store, shard, half_offset, group_no = LAYOUT.unpack(content)
+        try:
+            given = text.encode("ascii")
+            content = a2b_base64(given.translate(_FROM_URLSAFE) + _PADDING)[: LAYOUT.size]
+            version, key, store, shard, half_offset, group_no = LAYOUT.unpack(content)
+        except (UnicodeEncodeError, Base64Error, struct.error):
+            raise BadId(_NOT_OURS) from None
+        if len(given) != ID_CHARACTERS:
+            raise BadId(_NOT_OURS)
         if version != VERSION:
             raise BadId("id: of a version that this release does not know")
-        # An unknown key is tried with one of ours all the same: the answer takes as long for every id that is not good.
-        good = hmac.compare_digest(_seal(self._keys.get(key, self._key), content), seal)
+        # The whole text is compared: it has one spelling only. An unknown key is tried with one of ours all the same: the answer
+        # takes as long for every id that is not good.
+        good = hmac.compare_digest(_sealed(self._keyed.get(key, self._keyed[self._key_id]), content), given)
         if store != self._store:
             raise BadId("id: of another store; ends go to the store that took the half")
-        if key not in self._keys:
+        if key not in self._keyed:
             raise BadId("id: sealed with a key that is not here; was the key file replaced? Put the old key back as a further line")
         if not good:
             raise BadId("id: its seal is broken; use the id exactly as it was answered")
         return Place(shard, half_offset, group_no)
 
 
-def _decode(text: str) -> bytes:
-    if len(text) != ID_CHARACTERS or not text.isascii():
-        raise BadId(f"id: not an id of ours ({ID_CHARACTERS} letters, digits, - and _); use it exactly as it was answered")
-    try:
-        raw = urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    except (Base64Error, ValueError):
-        raw = b""
-    if len(raw) != LAYOUT.size + SEAL_BYTES or urlsafe_b64encode(raw).rstrip(b"=").decode() != text:
-        raise BadId("id: not an id of ours; use it exactly as it was answered")
-    return raw
+def _keyed(key: bytes) -> hashlib.blake2b:
+    """BLAKE2b takes keys of up to 64 bytes; ours may be of any length."""
+    return hashlib.blake2b(key=hashlib.sha256(b"escrow id seal\0" + key).digest(), digest_size=SEAL_BYTES)
 
 
-def _seal(key: bytes, content: bytes) -> bytes:
-    return hmac.digest(key, content, "sha256")[:SEAL_BYTES]
+def _sealed(keyed: hashlib.blake2b, content: bytes) -> bytes:
+    """The id's text for this content."""
+    seal = keyed.copy()
+    seal.update(content)
+    return b2a_base64(content + seal.digest(), newline=False).translate(_TO_URLSAFE)[:ID_CHARACTERS]
 
 
 def key_id(key: bytes) -> bytes:

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from escrow.settings import Settings
 from ingest.checks import Handover
 from ingest.core import Edge, EndAnswer, EndRequest, wall_ms
-from ingest.errors import CannotStart, EdgeError, RefusedByService, ServiceFailed
+from ingest.errors import BadId, CannotStart, EdgeError, RefusedByService, ServiceFailed
 from ingest.threads import Threads
 from ingest.transports import Transports, public_request
 from sinks import interfaces
@@ -104,16 +104,23 @@ class PluggedEdge(Edge):
         await super().open(progress)
 
     async def prepare_inside(self, messages: Sequence[Message]) -> list[str]:
-        return await super().prepare(messages)
+        return [id for id, _ in await super().store_halves(messages)]
 
     async def end_inside(self, ends: Sequence[EndRequest]) -> list[EndAnswer]:
         return await super().end(ends)
 
-    async def prepare(self, messages: Sequence[Message]) -> list[str]:
+    async def store_halves(self, messages: Sequence[Message]) -> list[tuple[str, int]]:
         ids = list(await self._ask("prepare", tuple(messages)))
         if len(ids) != len(messages) or not all(isinstance(id, str) for id in ids):
             raise self._broken("prepare", f"returned {len(ids)} ids for {len(messages)} halves")
-        return ids
+        return [(id, self.half_offset_of(id)) for id in ids]
+
+    def half_offset_of(self, id: str) -> int:
+        """Of an id that the built-in service made, -1 of any other."""
+        try:
+            return self._sealer.open(id).half_offset
+        except BadId:
+            return -1
 
     async def end(self, ends: Sequence[EndRequest]) -> list[EndAnswer]:
         """In order; neighbours with the same outcome in one call."""

@@ -27,9 +27,8 @@ def _require_produce(exchange: Exchange, items: Sequence[wire.MessageIn] | Seque
 async def post_halves(exchange: Exchange) -> None:
     given = await exchange.body(wire.MessagesIn)
     _require_produce(exchange, given.messages)
-    ids = await exchange.edge.prepare(wire.messages(given.messages))
-    half_offset_of = exchange.edge.half_offset_of
-    await exchange.answer(wire.HalvesOut([wire.HalfOut(id, half_offset_of(id)) for id in ids]))
+    stored = await exchange.edge.store_halves(wire.messages(given.messages))
+    await exchange.answer(wire.HalvesOut([wire.HalfOut(*half) for half in stored]))
 
 
 async def post_messages(exchange: Exchange) -> None:

@@ -18,7 +18,7 @@ from ingest.core import EndAnswer, EndRequest, JobState
 from ingest.deliveries import DeadLetter, Delivery, shown_properties
 from ingest.errors import InvalidRequest, UnsupportedMedia
 from ingest.history import Transaction
-from store.frames import CHECK_IMMUNITY_TIME_IN_SECONDS, KEYS, NAME_MAX_BYTES, REAL_TOPIC, TAGS, Message
+from store.frames import CHECK_IMMUNITY_TIME_IN_SECONDS, KEYS, NAME_MAX_BYTES, NO_HOST, REAL_TOPIC, TAGS, Message
 from store.records import IMMUNITY_MAX_S, parse_immunity_s
 
 PROPERTIES_MAX: Final = 256
@@ -373,9 +373,8 @@ def _message(item: MessageIn, number: int) -> Message:
     if not immunity_s and CHECK_IMMUNITY_TIME_IN_SECONDS in properties:
         immunity_s = parse_immunity_s(properties[CHECK_IMMUNITY_TIME_IN_SECONDS])
     return Message(
-        item.group, item.topic, body, properties,
-        queue_id=item.queue_id, born_at_ms=item.born_at_ms, flag=item.flag, immunity_s=immunity_s, dedup_key=item.dedup_key,
-    )  # fmt: skip
+        item.group, item.topic, body, properties, item.queue_id, item.born_at_ms, NO_HOST, 0, immunity_s, item.flag, item.dedup_key
+    )
 
 
 def ends(items: Sequence[EndIn]) -> list[EndRequest]:

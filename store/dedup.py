@@ -108,18 +108,17 @@ class Dedup:
         if directory.is_dir():
             self._tables = [_Table(path, writable=writable) for path in sorted(directory.iterdir())]
 
-    def get(self, group_no: int, key: str, now_s: int) -> Known | None:
-        """What this key led to within the window."""
-        digest = digest_of(group_no, key)
+    def get(self, digest: bytes, now_s: int) -> Known | None:
+        """What this key (`digest_of`) led to within the window."""
         for table in reversed(self._tables):
             known = table.get(digest)
             if known is not None:
                 return known if known.stored_at_s + self._window_s >= now_s else None
         return None
 
-    def put(self, group_no: int, key: str, known: Known) -> None:
+    def put(self, digest: bytes, known: Known) -> None:
         """Remember a key, for which `ensure` made room; the newest half of a key counts."""
-        self._tables[-1].put(digest_of(group_no, key), known)
+        self._tables[-1].put(digest, known)
 
     def has_room(self, count: int, now_s: int) -> bool:
         """Whether so many new keys need no new table."""

@@ -22,9 +22,9 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -32,7 +32,7 @@ import numpy as np
 from store import disk, frames
 from store.commit_log import CommitLog, GroupCommit, Placed
 from store.consume_queue import ASKED_TAG, ConsumeQueue, make_entries
-from store.dedup import Dedup, Known
+from store.dedup import Dedup, Known, digest_of
 from store.dictionary import Dictionary
 from store.directory import Geometry, Lock, StoreDirectory
 from store.edge_recovery import CHECKPOINT, recover
@@ -49,11 +49,11 @@ PROPERTIES_ROOM_BYTES: Final = 32 << 10
 #: What a producer may use of that, key, tags and dedup key included; the rest is for what a dead letter says besides.
 PROPERTIES_MAX_BYTES: Final = 30 << 10
 _NO_HALF: Final = -1
-_NO_HEAD: Final = (-1,) * 24
+#: Of so many halves at most is known where they lie and where they go.
+RECENT_MAX: Final = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(NamedTuple):
     """How somebody wants a transaction to end. `group` None: whoever says it may end any group's (operator, checker)."""
 
     half_offset: int
@@ -64,17 +64,15 @@ class End:
     remark: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Unflushed:
+class _Unflushed(NamedTuple):
     """What waits until the log is flushed up to the ticket: ends of halves, and dedup keys."""
 
     ticket: int
     marks: dict[int, int]
-    keys: dict[tuple[int, str], Known]
+    keys: dict[bytes, Known]
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(NamedTuple):
     """Records in the log, not yet durable: pass `ticket` to `wait`. Their half_offsets (op_offsets), in the order given; of
     ordinary messages also their topic positions."""
 
@@ -136,7 +134,10 @@ class EdgeStore:
         self.next_offset: dict[int, int] = {}
         self._unflushed: deque[_Unflushed] = deque()
         self._marks: dict[int, tuple[int, int]] = {}
-        self._keys: dict[tuple[int, str], tuple[int, Known]] = {}
+        self._keys: dict[bytes, tuple[int, Known]] = {}
+        #: (commit_log_offset, size_bytes, group_no, topic_no, queue_id) of halves that came lately and have not ended: most ends
+        #: are about these.
+        self._recent: dict[int, tuple[int, int, int, int, int]] = {}
         self.pending = PendingByGroup(self, self._append_lock)
         self._checkpointed = 0
         self.recovery = recover(self, progress)
@@ -173,20 +174,20 @@ class EdgeStore:
             self._remember(_Unflushed(ticket, {}, keys))
             return Appended(offsets, ticket)
 
-    def _sift(self, messages: Sequence[Message], heads: Any, now_s: int) -> tuple[Sequence[int], dict[tuple[int, str], Known]]:
+    def _sift(self, messages: Sequence[Message], heads: Any, now_s: int) -> tuple[Sequence[int], dict[bytes, Known]]:
         """(half_offset of each message, keys to remember): an offset before half_end is an earlier half with the same dedup key."""
         following = self.half_end
         if not any(message.dedup_key for message in messages):
             return range(following, following + len(messages)), {}
         offsets: list[int] = []
-        keys: dict[tuple[int, str], Known] = {}
+        keys: dict[bytes, Known] = {}
         for number, (message, group_no) in enumerate(zip(messages, heads["group_no"].tolist(), strict=True)):
             known = None
             if message.dedup_key:
-                body_crc = crc32(message.body)
-                known = keys.get((group_no, message.dedup_key)) or self._known(group_no, message.dedup_key, now_s)
+                body_crc, digest = crc32(message.body), digest_of(group_no, message.dedup_key)
+                known = keys.get(digest) or self._known(digest, now_s)
                 if known is None:
-                    keys[group_no, message.dedup_key] = Known(following, now_s, body_crc)
+                    keys[digest] = Known(following, now_s, body_crc)
                 elif known.body_crc != body_crc:
                     error = DuplicateKey(
                         f"dedup_key: {message.dedup_key!r} was used for another body within the window; use one key for one message"
@@ -208,6 +209,11 @@ class EdgeStore:
             self.half_queue.put(first, make_entries(placed.offsets, placed.sizes, heads["tags_code"]))
         self.half_end = first + count
         self.pending.halves(heads["group_no"].tolist())
+        columns = (placed.offsets, placed.sizes, heads["group_no"], heads["topic_no"], heads["queue_id"])
+        self._recent.update(zip(range(first, first + count), zip(*[each.tolist() for each in columns], strict=True), strict=True))
+        if len(self._recent) > RECENT_MAX:
+            for half_offset in list(islice(self._recent, len(self._recent) - RECENT_MAX // 2)):
+                del self._recent[half_offset]
         return placed.end
 
     def append_messages(self, messages: Sequence[Message], now_ms: int) -> Appended:
@@ -349,8 +355,9 @@ class EdgeStore:
             marks: dict[int, int] = {}
             taken: dict[int, int] = {}
             answers, ops = [], []
+            begin = max(self.half_queue.begin, self.page[EdgeSlot.HALF_BEGIN])
             for end in ends:
-                answer, op = self._judge(end, marks, taken)
+                answer, op = self._judge(end, begin, marks, taken)
                 answers.append(answer)
                 if op is not None:
                     ops.append(op)
@@ -367,22 +374,21 @@ class EdgeStore:
         if bool(before) != bool(mark):
             self.pending.change(half_offset, group_no, 1 if before else -1)
 
-    def _judge(self, end: End, marks: dict[int, int], taken: dict[int, int]) -> tuple[Answer, Op | None]:
+    def _judge(self, end: End, begin: int, marks: dict[int, int], taken: dict[int, int]) -> tuple[Answer, Op | None]:
         half_offset = end.half_offset
         if not 0 <= half_offset < self.half_end:
             return Answer(Verdict.REFUSED, "unknown id", State.NONE), None
-        if half_offset < self.half_queue.begin or half_offset < self.page[EdgeSlot.HALF_BEGIN]:
+        if half_offset < begin:
             return Answer(Verdict.REFUSED, "gone", State.NONE), None
         try:
-            head = self._half_head(half_offset)
+            group_no, topic_no, queue_id = self._queue_of(half_offset)
         except IndexError:
             return Answer(Verdict.REFUSED, "gone", State.NONE), None
         except Corrupt:
             # It went bad after it was settled. Only the checker may still end it, or it would stay pending and pin its files.
             if end.kind not in (OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED):
                 return Answer(Verdict.REFUSED, "quarantined", State.QUARANTINED), None
-            head = _NO_HEAD
-        group_no, topic_no, queue_id = head[11], head[12], head[13]
+            group_no = topic_no = queue_id = -1
         if end.group is not None and self.dictionary.group_no(end.group) != group_no:
             return Answer(Verdict.REFUSED, "wrong group", State.NONE), None
         before = marks[half_offset] if half_offset in marks else self.end_of(half_offset)
@@ -391,6 +397,8 @@ class EdgeStore:
         if answer.verdict is not Verdict.ACCEPTED or silent:
             return answer, None
         marks[half_offset] = byte_after(end.kind, before)
+        if marks[half_offset]:
+            self._recent.pop(half_offset, None)
         position = NO_POSITION
         if end.kind == OpKind.COMMIT:
             position = self._take_position(topic_no << 6 | queue_id, taken)
@@ -453,12 +461,16 @@ class EdgeStore:
         taken[queue_key] = queue_offset + 1
         return queue_key << QUEUE_OFFSET_BITS | queue_offset
 
-    def _half_head(self, half_offset: int) -> tuple[Any, ...]:
-        """The head of a half's frame, after checking the whole frame."""
+    def _queue_of(self, half_offset: int) -> tuple[int, int, int]:
+        """(group_no, topic_no, queue_id) of a half, after checking its whole frame: what cannot be read any more must not end."""
+        recent = self._recent.get(half_offset)
+        if recent is not None and frames.is_whole(self.log.frame_bytes(recent[0], recent[1]), recent[0]):
+            return recent[2:]
         offset, size, _ = self.half_queue.entry(half_offset)
         content = self.log.frame_bytes(offset, size)
         frames.check_frame(content, offset, str(self.log.file.directory))
-        return frames.HALF_STRUCT.unpack_from(content)
+        found: tuple[int, int, int] = frames.HALF_STRUCT.unpack_from(content)[11:14]
+        return found
 
     def read_half(self, half_offset: int) -> Frame:
         """A half as it was stored; Corrupt if it cannot be read."""
@@ -475,9 +487,9 @@ class EdgeStore:
         """(half_offset, end) of what is in the log and not yet in the table. Under the append lock."""
         return [(half_offset, mark) for half_offset, (_, mark) in self._marks.items()]
 
-    def _known(self, group_no: int, key: str, now_s: int) -> Known | None:
-        waiting = self._keys.get((group_no, key))
-        return self.dedup.get(group_no, key, now_s) if waiting is None else waiting[1]
+    def _known(self, digest: bytes, now_s: int) -> Known | None:
+        waiting = self._keys.get(digest)
+        return self.dedup.get(digest, now_s) if waiting is None else waiting[1]
 
     def _remember(self, unflushed: _Unflushed) -> None:
         if unflushed.marks or unflushed.keys:
@@ -495,7 +507,7 @@ class EdgeStore:
                     if self._marks[half_offset][0] == done.ticket:
                         del self._marks[half_offset]
                 for key, known in done.keys.items():
-                    self.dedup.put(*key, known)
+                    self.dedup.put(key, known)
                     if self._keys[key][0] == done.ticket:
                         del self._keys[key]
 

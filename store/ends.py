@@ -9,10 +9,9 @@ checkpoint says from which op on.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -33,8 +32,7 @@ class Verdict(Enum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """Final: nobody is told accepted and overruled later. `reason` says why an end was refused; `position` is a commit's place."""
 
     verdict: Verdict
@@ -43,17 +41,23 @@ class Answer:
     position: int = -1
 
 
+#: What the first end of a half is answered: nearly always this.
+_FIRST: Final = {kind: Answer(Verdict.ACCEPTED, state=state) for kind, state in STATE_OF_OP.items()}
+
+
 def judge(kind: OpKind, ended: int) -> Answer:
     """What an op of this kind is answered when its half's byte is `ended`. Pure: the whole rule of ends in one place.
 
     First terminal op wins · the same again is "already" · the opposite is a conflict · a discarded half must be resumed first.
     """
+    if ended == OPEN and kind in _FIRST:
+        return _FIRST[kind]
     state = State(ended) if ended else State.PREPARED
     if kind == OpKind.RESUME:
         reopened = state == State.PREPARED or state in _DISCARDED
         return Answer(Verdict.ACCEPTED if reopened else Verdict.CONFLICT, "" if reopened else "already ended", state)
     if ended == OPEN:
-        return Answer(Verdict.ACCEPTED, state=STATE_OF_OP.get(kind, State.PREPARED))
+        return Answer(Verdict.ACCEPTED)
     if kind == OpKind.UNKNOWN or STATE_OF_OP.get(kind) == state:
         return Answer(Verdict.ALREADY, state=state)
     if state in _DISCARDED:

@@ -55,7 +55,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -186,16 +187,16 @@ CACHED_TAGS_MAX: Final = 256
 _NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-%|.")
 
 NO_HOST: Final = bytes(16)
+NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """What a producer hands in: a half, or an ordinary message."""
 
     group: str
     topic: str
     body: bytes
-    properties: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = NO_PROPERTIES
     queue_id: int | None = None
     born_at_ms: int = 0
     born_host: bytes = NO_HOST
@@ -204,11 +205,10 @@ class Message:
     flag: int = 0
     dedup_key: str = ""
     #: Properties that Escrow sets itself and that no producer may give: of dead letters and their replay.
-    own: Mapping[str, str] = field(default_factory=dict)
+    own: Mapping[str, str] = NO_PROPERTIES
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(NamedTuple):
     """What is said about a half, as the op log keeps it."""
 
     kind: OpKind
@@ -291,6 +291,11 @@ def crc_seed(commit_log_offset: int) -> int:
 
 def frame_crc(frame: memoryview | bytes, commit_log_offset: int) -> int:
     return zlib.crc32(frame[CRC_FROM:], crc_seed(commit_log_offset))
+
+
+def is_whole(frame: memoryview, commit_log_offset: int) -> bool:
+    """Whether a frame of which place and size are known is what was written there."""
+    return bool(_CRC.unpack_from(frame, CRC_AT)[0] == frame_crc(frame, commit_log_offset))
 
 
 def encode_batch(heads: np.ndarray[Any, Any], tails: Sequence[Sequence[bytes]], commit_log_offset: int) -> bytearray:

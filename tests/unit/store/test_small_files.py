@@ -11,7 +11,7 @@ from store import disk
 from store.audit import Audit, AuditRecord
 from store.consumers import COMPACT_FROM, ConsumerKind, ConsumerRecord, Consumers
 from store.cursor import CHECK, PROPOSAL, QUARANTINE, Cursors
-from store.dedup import SLOTS_MIN, Dedup, Known
+from store.dedup import SLOTS_MIN, Dedup, Known, digest_of
 from store.errors import Corrupt, FlushFailed, StoreUnusable
 from store.presence import SEGMENT_BYTES, Presence
 from store.wake import Sleeper, Waker
@@ -26,29 +26,29 @@ def dedup(tmp_path):
 def put(dedup, group_no, key, known):
     """As the edge does it: room first."""
     dedup.ensure(1, known.stored_at_s)
-    dedup.put(group_no, key, known)
+    dedup.put(digest_of(group_no, key), known)
 
 
 def test_a_key_belongs_to_its_group(dedup):
     put(dedup, 1, "k", Known(5, 100, 7))
     put(dedup, 2, "k", Known(6, 100, 8))
-    assert dedup.get(1, "k", 100) == Known(5, 100, 7)
-    assert dedup.get(2, "k", 100) == Known(6, 100, 8)
-    assert dedup.get(3, "k", 100) is None
-    assert dedup.get(1, "K", 100) is None
+    assert dedup.get(digest_of(1, "k"), 100) == Known(5, 100, 7)
+    assert dedup.get(digest_of(2, "k"), 100) == Known(6, 100, 8)
+    assert dedup.get(digest_of(3, "k"), 100) is None
+    assert dedup.get(digest_of(1, "K"), 100) is None
 
 
 def test_half_0_is_known_too_and_the_newest_half_of_a_key_counts(dedup):
     put(dedup, 0, "", Known(0, 100, 0))
-    assert dedup.get(0, "", 100) == Known(0, 100, 0)
+    assert dedup.get(digest_of(0, ""), 100) == Known(0, 100, 0)
     put(dedup, 0, "", Known(9, 200, 1))
-    assert dedup.get(0, "", 200) == Known(9, 200, 1)
+    assert dedup.get(digest_of(0, ""), 200) == Known(9, 200, 1)
 
 
 def test_the_window_includes_its_last_second(dedup):
     put(dedup, 0, "k", Known(1, 1000, 0))
-    assert dedup.get(0, "k", 1000 + 3600) is not None
-    assert dedup.get(0, "k", 1000 + 3601) is None
+    assert dedup.get(digest_of(0, "k"), 1000 + 3600) is not None
+    assert dedup.get(digest_of(0, "k"), 1000 + 3601) is None
 
 
 def test_keys_survive_reopening_over_several_files(dedup, tmp_path):
@@ -57,7 +57,8 @@ def test_keys_survive_reopening_over_several_files(dedup, tmp_path):
     dedup.flush()
     dedup.close()
     again = Dedup(tmp_path / "dedup", 10_000, writable=True)
-    assert [again.get(0, f"k{number}", 5000) for number in range(10)] == [Known(number, number * 500, 0) for number in range(10)]
+    found = [again.get(digest_of(0, f"k{number}"), 5000) for number in range(10)]
+    assert found == [Known(number, number * 500, 0) for number in range(10)]
     assert len(os.listdir(tmp_path / "dedup")) > 1
 
 
@@ -65,7 +66,7 @@ def test_files_whose_keys_are_all_older_than_the_window_go(dedup, tmp_path):
     for hour in range(100):
         put(dedup, 0, f"k{hour}", Known(hour, hour * 3600, 0))
     assert len(os.listdir(tmp_path / "dedup")) <= 6
-    assert dedup.get(0, "k99", 99 * 3600) == Known(99, 99 * 3600, 0)
+    assert dedup.get(digest_of(0, "k99"), 99 * 3600) == Known(99, 99 * 3600, 0)
 
 
 def test_a_table_is_never_more_than_half_full_and_grows(tmp_path, monkeypatch):
@@ -73,7 +74,9 @@ def test_a_table_is_never_more_than_half_full_and_grows(tmp_path, monkeypatch):
     dedup = Dedup(tmp_path / "dedup", 3600, writable=True)
     for number in range(200):
         put(dedup, 7, f"k{number}", Known(number, 50, number))
-    assert [dedup.get(7, f"k{number}", 50) for number in range(200)] == [Known(number, 50, number) for number in range(200)]
+    assert [dedup.get(digest_of(7, f"k{number}"), 50) for number in range(200)] == [
+        Known(number, 50, number) for number in range(200)
+    ]
     sizes = [path.stat().st_size // 32 for path in sorted((tmp_path / "dedup").iterdir())]
     assert sizes == [16, 32, 64, 128, 256]
 
@@ -85,7 +88,7 @@ def test_room_is_made_for_as_many_keys_as_are_coming(tmp_path, monkeypatch):
     assert os.listdir(tmp_path / "dedup") == []
     dedup.ensure(100, 50)
     for number in range(100):
-        dedup.put(7, f"k{number}", Known(number, 50, number))
+        dedup.put(digest_of(7, f"k{number}"), Known(number, 50, number))
     assert [path.stat().st_size // 32 for path in (tmp_path / "dedup").iterdir()] == [256]
 
 
