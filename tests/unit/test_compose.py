@@ -1,4 +1,4 @@
-"""docker-compose.yml without Docker: it fits Compose's own schema, its variables resolve, what it names exists, and it holds no secret."""
+"""docker-compose.yml without Docker: it fits the schema of Compose, its variables resolve, what it names exists; no secret in it."""
 
 from __future__ import annotations
 
