@@ -38,7 +38,7 @@ ifneq ($(HAVE),$(WANT))
 STALE := stale
 endif
 
-.PHONY: help run test lint format bench $(BENCHES) tools crash chaos chaos-ingest soak fuzz lock clean venv stale
+.PHONY: help run test lint format pages bench $(BENCHES) tools crash chaos chaos-ingest soak fuzz lock clean venv stale
 
 help: ## list the tasks (this)
 	@echo "Escrow. Two commands matter: make run, make test. All of them:"
@@ -65,6 +65,11 @@ lint: venv ## ruff (rules and format), mypy, import directions
 format: venv ## let ruff fix and format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+pages: venv ## write again what is made from code: conf/escrow.toml, docs/configuration.md, conf/grafana/dashboards
+	$(BIN)/escrow config template > conf/escrow.toml
+	$(BIN)/python scripts/configuration_page.py
+	$(BIN)/python scripts/dashboards.py
 
 bench: $(BENCHES) ## all benchmarks
 

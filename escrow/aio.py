@@ -13,11 +13,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import ssl
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Final, Self, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 from escrow.consumer import as_topics
 from escrow.engine import Engine
@@ -301,9 +304,52 @@ class AsyncConsumer:
         return await asyncio.to_thread(self._intake.api.replay_dead_letters, self._intake.group, ids)
 
 
+class _Arrivals:
+    """Results that the engine's threads bring to tasks of one event loop. Those that come together wake it once: a wake for each
+    costs more than all the rest of a message."""
+
+    def __init__(self) -> None:
+        self._arrived: deque[tuple[asyncio.Future[Any], Future[Any]]] = deque()
+        self._called = False
+
+    def wait(self, future: Future[_T]) -> Awaitable[_T]:
+        """Await an engine's future. Cancelling takes what has not been sent yet out of its batch."""
+        waiter: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        waiter.add_done_callback(lambda waiter: future.cancel() if waiter.cancelled() else None)
+        future.add_done_callback(lambda future: self._arrive(waiter, future))
+        return waiter
+
+    def _arrive(self, waiter: asyncio.Future[Any], future: Future[Any]) -> None:
+        self._arrived.append((waiter, future))
+        if not self._called:
+            self._called = True
+            with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                waiter.get_loop().call_soon_threadsafe(self._hand_out)
+
+    def _hand_out(self) -> None:
+        self._called = False  # first: what arrives from now on calls again
+        while self._arrived:
+            waiter, future = self._arrived.popleft()
+            if waiter.done():
+                continue
+            if future.cancelled():
+                waiter.cancel()
+            elif (error := future.exception()) is not None:
+                waiter.set_exception(error)
+            else:
+                waiter.set_result(future.result())
+
+
+#: By event loop, which a producer may outlive.
+_arrivals: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Arrivals]] = WeakKeyDictionary()
+
+
 def _wait(future: Future[_T]) -> Awaitable[_T]:
-    """Await an engine's future. Cancelling takes what has not been sent yet out of its batch."""
-    return asyncio.wrap_future(future)
+    loop = asyncio.get_running_loop()
+    arrivals = _arrivals.get(loop)
+    if arrivals is None:
+        arrivals = _arrivals[loop] = _Arrivals()
+    return arrivals.wait(future)
 
 
 def _in_loop(on_check: AsyncListener, loop: asyncio.AbstractEventLoop) -> Callable[[Check], object]:

@@ -6,7 +6,7 @@ Most programs want `Producer` and `Consumer`, which stand on this. `Api` is for 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -53,23 +53,22 @@ class Api:
     ) -> list[Half]:
         """Store halves, all or none. Repeated where every one has a dedup_key, its own or one given here."""
         keys = dedup_keys or [""] * len(messages)
-        wire = [message.to_json(group, key) for message, key in zip(messages, keys, strict=True)]
-        repeat = Repeat.ALWAYS if all("dedup_key" in message for message in wire) else Repeat.IF_NOT_DONE
-        answer = self.transport.call("POST", "/v1/halves", content={"messages": wire}, repeat=repeat, give_up_at=give_up_at)
+        content = _list_of("messages", [message.to_json(group, key) for message, key in zip(messages, keys, strict=True)])
+        keyed = all(key or message.dedup_key for message, key in zip(messages, keys, strict=True))
+        repeat = Repeat.ALWAYS if keyed else Repeat.IF_NOT_DONE
+        answer = self.transport.call("POST", "/v1/halves", content=content, repeat=repeat, give_up_at=give_up_at)
         return _answers(answer, "halves", Half.from_json, len(messages))
 
     def send_messages(self, group: str, messages: Sequence[Message], *, give_up_at: float | None = None) -> list[Position]:
         """Store ordinary messages, all or none. Not repeated after an answer was lost: they might be there twice."""
-        wire = [message.to_json(group) for message in messages]
-        answer = self.transport.call(
-            "POST", "/v1/messages", content={"messages": wire}, repeat=Repeat.IF_NOT_DONE, give_up_at=give_up_at
-        )
+        content = _list_of("messages", [message.to_json(group) for message in messages])
+        answer = self.transport.call("POST", "/v1/messages", content=content, repeat=Repeat.IF_NOT_DONE, give_up_at=give_up_at)
         return _answers(answer, "messages", Position.from_json, len(messages))
 
     def end(self, group: str, ends: Sequence[End], *, give_up_at: float | None = None) -> list[EndAnswer]:
         """Say how halves ended. Saying it again is harmless: the second time the answer is "already"."""
-        wire = [end.to_json(group) for end in ends]
-        answer = self.transport.call("POST", "/v1/ends", content={"ends": wire}, give_up_at=give_up_at)
+        content = _list_of("ends", [end.to_json(group) for end in ends])
+        answer = self.transport.call("POST", "/v1/ends", content=content, give_up_at=give_up_at)
         return _answers(answer, "answers", EndAnswer.from_json, len(ends))
 
     def poll_checks(self, group: str, member: str, *, max: int = 32, wait_s: float = 30.0) -> list[Check]:
@@ -139,14 +138,68 @@ class Api:
         answer = self.transport.call("POST", path, content={"ids": list(ids)}, repeat=Repeat.IF_NOT_DONE)
         return int(_field(answer, "replayed"))
 
+    # --- everybody ----------------------------------------------------------------------------------------------------------
+    def ready(self) -> dict[str, Any]:
+        """Whether it accepts, and how the streaming job is."""
+        return self._object("GET", "/readyz")
+
     # --- operators --------------------------------------------------------------------------------------------------------
     def status(self) -> dict[str, Any]:
         """What the edge sees."""
         return self._object("GET", "/v1/status")
 
+    def overview(self) -> dict[str, Any]:
+        """What an operator looks at first: pending, totals, health of the parts, the last minutes."""
+        return self._object("GET", "/v1/operator/overview")
+
+    def transactions(self, filter: Mapping[str, object], **rest: object) -> dict[str, Any]:
+        """Transactions that fit a filter, a page at a time: `rest` is order, limit and cursor."""
+        return self._object("GET", "/v1/operator/transactions", query={**filter, **rest})
+
+    def inspect(self, id: str) -> dict[str, Any]:
+        """One transaction with its message: `transaction` as `transaction(id)` gives it, of `body` the first 16 KiB in base64."""
+        return self._object("GET", path_of("v1", "operator", "transactions", id))
+
+    def act(
+        self,
+        action: str,
+        reason: str,
+        *,
+        ids: Sequence[str] | None = None,
+        filter: Mapping[str, object] | None = None,
+        dry_run: bool = False,
+        expect: int | None = None,
+    ) -> dict[str, Any]:
+        """An operator's check, commit, rollback or resume, on ids or on what fits a filter. It goes into the audit log.
+
+        By a filter: a dry run tells how many fit, and the call itself must say that number as `expect`. Saying a thing again is
+        harmless, so it is repeated after a lost answer."""
+        content: dict[str, Any] = {"action": action, "reason": reason, "dry_run": dry_run}
+        content |= {"ids": list(ids)} if ids is not None else {"filter": dict(filter or {})}
+        if expect is not None:
+            content["expect"] = expect
+        return self._object("POST", "/v1/operator/actions", content=content)
+
+    def audit(self, *, limit: int = 100, before: int | None = None) -> dict[str, Any]:
+        """What operators did, newest first."""
+        return self._object("GET", "/v1/operator/audit", query={"limit": limit, "before": before})
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Producer groups: what is pending, who is live."""
+        return _answers(self._object("GET", "/v1/operator/groups"), "groups", dict)
+
+    def topics(self) -> list[dict[str, Any]]:
+        """Topics, and how far their consumer groups have read."""
+        return _answers(self._object("GET", "/v1/operator/topics"), "topics", dict)
+
     def _object(self, method: str, path: str, **rest: Any) -> dict[str, Any]:
         answer: dict[str, Any] = self.transport.call(method, path, **rest)
         return answer
+
+
+def _list_of(name: str, items: Sequence[bytes]) -> bytes:
+    """An object that has only this list, whose items are encoded already."""
+    return b'{"%s":[%s]}' % (name.encode(), b",".join(items))
 
 
 def _answers(answer: dict[str, Any], name: str, read: Callable[[Any], _T], count: int | None = None) -> list[_T]:

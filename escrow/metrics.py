@@ -1,23 +1,35 @@
 """Names of all metrics. Each process makes its own set once and serves it on its own port; the SDK does not import this.
 
     JobMetrics    the streaming job      streaming/service.py, streaming/listener.py
-    EdgeMetrics   the edge               ingest/server.py
+    EdgeMetrics   the edge               ingest/server.py, ingest/figures.py
 
-Labels have few fixed values, never a name that a user chooses: no topic, no group, no id.
+Labels have few fixed values. Names that users choose (a group, a topic) appear for at most metricsNamesMax of them, and the rest
+under OTHER; an id or a member never does. docs/metrics.md has every name, and a test that compares.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 #: (name, "counter" or "gauge", help, [(labels, value), …]) of a metric that is read when somebody asks for it.
 Figure = tuple[str, str, str, list[tuple[dict[str, str], float]]]
+#: What the names beyond metricsNamesMax are summed up under. No group and no topic can be called this.
+OTHER: Final = "(other)"
 
 #: A batch takes tens of milliseconds; a backlog or a round a second.
 _BATCH_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -58,27 +70,73 @@ def _cumulative(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[st
     return buckets
 
 
+class WatchedCounter(Collector):
+    """A counter with one label that somebody else counts: read when somebody asks."""
+
+    def __init__(self, name: str, documentation: str, label: str, registry: CollectorRegistry) -> None:
+        self._name, self._documentation, self._label = name, documentation, label
+        self._read: dict[str, Callable[[], float]] = {}
+        registry.register(self)
+
+    def watch(self, value: str, read: Callable[[], float]) -> None:
+        self._read[value] = read
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = CounterMetricFamily(self._name, self._documentation, labels=[self._label])
+        for value, read in self._read.items():
+            family.add_metric([value], read())
+        yield family
+
+
+def _about_the_process(registry: CollectorRegistry) -> None:
+    """What every part tells: its release, and what Prometheus' clients tell of a process everywhere."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # when each series began: nobody asks
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    try:
+        release = version("escrow")
+    except PackageNotFoundError:  # run from a tree that was never installed
+        release = "unknown"
+    Gauge("escrow_build_info", "1, with the release that runs", ["version"], registry=registry).labels(release).set(1)
+
+
 class JobMetrics:
     """Metrics of the streaming job. `watch` ties the gauges to where their values are read when somebody asks."""
 
     OUTCOMES: Final = ("commit", "rollback", "discard_max", "discard_expired")
     VIAS: Final = ("producer", "check", "operator", "checker")
+    REASONS: Final = ("check_max", "expired")
+    QUEUES: Final = ("half", "op")
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        _about_the_process(registry)
         self._settlement(registry)
         self._checks(registry)
         self._batches(registry)
         self._store(registry)
         self._spark(registry)
+        self._begin_at_zero()
+
+    def _begin_at_zero(self) -> None:
+        """A series that appears with its first event hides that event from rate() and increase()."""
+        for via in self.VIAS:
+            for outcome in self.OUTCOMES:
+                self.settled.labels(outcome, via)
+        for reason in self.REASONS:
+            self.proposals.labels(reason)
+            self.discards.labels(reason)
+        for queue in self.QUEUES:
+            self.quarantined.labels(queue)
+            self.records.labels(queue)
 
     def _settlement(self, registry: CollectorRegistry) -> None:
         self.pending = Gauge("escrow_pending", "Halves that wait for their end", registry=registry)
         self.oldest_pending = Gauge(
             "escrow_oldest_pending_age_seconds", "Age of the oldest pending half; 0 = none", registry=registry
         )
-        self.totals = Gauge(
-            "escrow_store_totals", "Counts since the store was made, as in the redo log", ["what"], registry=registry
+        self.totals = WatchedCounter(
+            "escrow_transactions", "What became of halves since the store was made, as in the redo log", "event", registry
         )
         self.settled = Counter(
             "escrow_settled", "Transactions ended, by outcome and by who said it", ["outcome", "via"], registry=registry
@@ -130,6 +188,8 @@ class JobMetrics:
                 counter.labels(**{label: str(value)}).inc(count)
 
 
+#: A flush takes what the disk takes: tens of microseconds to a second.
+_FLUSH_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 #: An acknowledgement takes a flush; a long poll up to its wait.
 _REQUEST_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, float("inf"))
 
@@ -147,13 +207,25 @@ class _Operation:
 
 class EdgeMetrics(Collector):
     """Metrics of the edge. Requests are counted with plain numbers as they are answered: a Counter and a Histogram with their locks
-    and labels would cost each request several microseconds. Everything else is read from the edge when somebody asks: `figures`
-    gives (name, kind, help, [(labels, value)]) lines."""
+    and labels would cost each request several microseconds. Everything else is read from the edge when somebody asks: `figures` in
+    the event loop (`look`), `files`, which may wait for the disk, in the thread that writes the page."""
 
-    def __init__(self, registry: CollectorRegistry, figures: Callable[[], Iterable[Figure]]) -> None:
-        self.registry, self._figures = registry, figures
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        figures: Callable[[], Iterable[Figure]],
+        files: Callable[[], Iterable[Figure]] = tuple,
+    ) -> None:
+        self.registry, self._figures, self._files = registry, figures, files
         self._operations: dict[str, _Operation] = {}
+        self._seen: list[Figure] = []
+        _about_the_process(registry)
+        self.flush_s = BulkHistogram("escrow_flush_seconds", "One flush of the commit log", _FLUSH_S, registry)
         registry.register(self)
+
+    def look(self) -> None:
+        """Read what belongs to the event loop, in it."""
+        self._seen = list(self._figures())
 
     def observe(self, operation: str, status: int, seconds: float) -> None:
         """One request; always from the event loop."""
@@ -166,7 +238,7 @@ class EdgeMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._requests()
-        for name, kind, text, values in self._figures():
+        for name, kind, text, values in (*self._seen, *self._files()):
             family: Any = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
                 name, text, labels=list(values[0][0]) if values else []
             )

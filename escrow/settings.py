@@ -42,8 +42,10 @@ __all__ = [
 DEFAULT_FILE: Final = Path("conf/escrow.toml")
 CONFIG_VARIABLE: Final = "ESCROW_CONFIG"
 PREFIX: Final = "ESCROW_"
-#: Variables with our prefix that are no keys: the file's own, and the failpoint of the crash tests.
-OTHER_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "ESCROW_FAILPOINT"})
+#: Where the command line finds Escrow, and what it shows there (`escrow.cli.remote`).
+CLIENT_VARIABLES: Final = frozenset({"ESCROW_URL", "ESCROW_TOKEN", "ESCROW_TOKEN_FILE", "ESCROW_CA_FILE"})
+#: Variables with our prefix that are no keys: the file's own, the command line's, and the failpoint of the crash tests.
+OTHER_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "ESCROW_FAILPOINT"}) | CLIENT_VARIABLES
 #: What Kubernetes adds for a service that is called escrow…: not ours to refuse.
 _SERVICE_LINK: Final = re.compile(r"ESCROW_(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 #: Variables that an operator keeps secrets in (groupsFile names them): not keys, and never shown.
@@ -544,6 +546,11 @@ class Settings:
     )
     metrics_address: str = _key("metricsAddress", "text", '"127.0.0.1"', "Where the job serves its metrics.")
     job_metrics_port: int = _key("jobMetricsPort", "count", "7482", "Port of the job's metrics; 0 takes a free one.", **_PORT)
+    metrics_names_max: int = _key(
+        "metricsNamesMax", "count", "100",
+        "Producer groups, and pairs of topic and consumer group, that metrics name; the rest is summed up under (other).",
+        least=0, most=100_000,
+    )  # fmt: skip
     log_dir_text: str = _key("logDir", "path", '""', "Where the parts' output goes. Empty: logs/ in dataDir.")
     log_file_bytes: int = _key("logFileSize", "size", '"16MiB"', "A log file is rotated at this size.", least=4 << 10, most=1 << 34)
     log_files: int = _key("logFiles", "count", "5", "Rotated log files kept of each part.", least=1, most=1_000)

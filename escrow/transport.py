@@ -28,6 +28,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 from escrow.errors import BadAnswer, Closed, EscrowError, Refused, Unreachable, refusal
+from escrow.messages import to_json
 
 #: Connections kept for the next call; more may be open while calls are under way.
 KEPT_MAX: Final = 16
@@ -186,7 +187,7 @@ class Transport:
         body = None
         if content is not None:
             headers["Content-Type"] = "application/json"
-            body = json.dumps(content, separators=(",", ":")).encode()
+            body = content if isinstance(content, bytes) else to_json(content)
         return _Request(method, target, body, headers, wait_s)
 
     def _attempt(self, request: _Request) -> Any:

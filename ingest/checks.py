@@ -8,6 +8,11 @@ What was handed over in the current round is known from the op log, so that a re
 `edge.cursors` keeps the round and the op end at which the round was first seen, and the ops behind it are read again.
 
 Polling makes a group live: presence is published when a poll begins and while it waits.
+
+An operator may have a half asked about at once (`ask_now`), whatever its immunity and the round say. Such a request is put in front
+of its group's queue, and outlives the round: it waits until a member takes it, the half ends or the edge stops. It is handed over
+and counted like any other. While it waits, the job's own request for the same half is passed over, so that an attempt is counted
+once; and because the hand-over is an `asked` op, the job does not ask again in that round.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -34,6 +39,8 @@ from store.records import State, check_count_of, state_of
 #: Entries read from the queue at one look; the rest at the next.
 LOOK_ENTRIES: Final = 65_536
 _OPS_AT_ONCE: Final = 1 << 20
+#: Members of a group that are remembered; beyond it the one that was not seen for longest is forgotten.
+MEMBERS_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +86,34 @@ class Handover:
         return rest
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Somebody who takes a group's check requests. `via`: poll, webhook, plug-in or listener."""
+
+    member: str
+    last_seen_ms: int
+    via: str
+
+
 class CheckDelivery:
     """Lives in the event loop."""
 
     def __init__(
-        self, store: EdgeStore, cursors: Cursors, presence: Presence, now_ms: Callable[[], int], *, enabled: bool, refresh_s: float
+        self,
+        store: EdgeStore,
+        cursors: Cursors,
+        presence: Presence,
+        now_ms: Callable[[], int],
+        *,
+        enabled: bool,
+        refresh_s: float,
+        asked_now_max: int = 10_000,
     ) -> None:
         self._store, self._cursors, self._presence, self._now_ms = store, cursors, presence, now_ms
-        self._enabled, self._refresh_s = enabled, refresh_s
+        self._enabled, self._refresh_s, self._asked_now_max = enabled, refresh_s, asked_now_max
+        #: Halves that an operator wants asked about, and their group_no: they wait in their group's queue.
+        self._asked_now: dict[int, int] = {}
+        self._members: dict[str, dict[str, Member]] = {}
         self._log = LogReader(store.directory)
         self._topics: TopicReader | None = None
         self._round_start = -1
@@ -129,14 +156,27 @@ class CheckDelivery:
 
     def _begin_round(self, topics: TopicReader, start: int) -> None:
         """Requests of the round before have lapsed. After a restart within a round: what of it was handed over?"""
-        self.lapsed += sum(len(queue) for queue in self._queues.values())
-        self._queues.clear()
+        self.lapsed += sum(len(queue) for queue in self._queues.values()) - len(self._asked_now)
+        kept = self._still_asked_now()
+        self._queues, self._asked_now = {}, {each.half_offset: group_no for group_no, each in kept}
+        for group_no, each in kept:
+            self._queues.setdefault(group_no, deque()).append(each)
         restarted = self._round_start < 0 and self._cursors[cursor.ROUND_START] == start + 1
         self._handed = self._asked_since(self._cursors[cursor.ROUND_OPS]) if restarted else set()
         if not restarted:
             self._cursors[cursor.ROUND_OPS] = self._store.op_end
             self._cursors[cursor.ROUND_START] = start + 1
         self._round_start, self._at = start, max(start, topics.queue("check").begin)
+
+    def _still_asked_now(self) -> list[tuple[int, _Waiting]]:
+        """Operators' requests that nobody has taken, each once, and not those whose half has ended."""
+        found = {
+            each.half_offset: (group_no, each)
+            for group_no in set(self._asked_now.values())
+            for each in reversed(self._queues.get(group_no, ()))
+            if each.half_offset in self._asked_now and not self._store.end_of(each.half_offset)
+        }
+        return list(reversed(found.values()))
 
     def _asked_since(self, op_offset: int) -> set[int]:
         """Halves that `asked` ops from here on name."""
@@ -162,7 +202,7 @@ class CheckDelivery:
         woken = set()
         for at in np.flatnonzero(state_of(rows["word"]) == int(State.PREPARED)).tolist():
             group_no, half_offset, entry = int(rows["group_no"][at]), int(half_offsets[at]), entries[at]
-            if half_offset not in self._handed:
+            if half_offset not in self._handed and half_offset not in self._asked_now:
                 waiting = _Waiting(half_offset, int(entry["commit_log_offset"]), int(entry["size_bytes"]), attempts[at])
                 self._queues.setdefault(group_no, deque()).append(waiting)
                 woken.add(group_no)
@@ -178,27 +218,78 @@ class CheckDelivery:
     def round_start(self) -> int:
         return self._round_start
 
+    # --- an operator wants to know --------------------------------------------------------------------------------------------
+    def ask_now(self, half_offsets: Sequence[int]) -> list[tuple[str, str]]:
+        """Have members asked about these halves next; (verdict, what to know about it) for each."""
+        topics = self.topics()
+        if topics is None or not self._enabled:
+            return [("refused", "no job runs here, or checks are switched off: nobody would count the answer")] * len(half_offsets)
+        rows, cursor = topics.rows(np.array(half_offsets, np.int64)), topics.page[JobSlot.HALF_CURSOR]
+        return [
+            self._ask_now(half_offset, row) if half_offset < cursor else ("refused", "the job has not read it yet: try again")
+            for half_offset, row in zip(half_offsets, rows, strict=True)
+        ]
+
+    def _ask_now(self, half_offset: int, row: Any) -> tuple[str, str]:
+        ended = self._store.end_of(half_offset)
+        if ended or state_of(int(row["word"])) != State.PREPARED:
+            state = State(ended or state_of(int(row["word"]))).name.lower()
+            return "refused", f"it is {state}" + (": resume it first" if state.startswith("discarded") else "")
+        group_no = int(row["group_no"])
+        queue = self._queues.setdefault(group_no, deque())
+        if half_offset in self._asked_now:
+            return "already", "a request for it waits for a member"
+        if len(self._asked_now) >= self._asked_now_max:
+            return "refused", f"{self._asked_now_max} such requests wait already (outstandingPerGroupMax): try again later"
+        attempt = int(check_count_of(int(row["word"]))) + 1
+        self._asked_now[half_offset] = group_no
+        queue.appendleft(_Waiting(half_offset, int(row["commit_log_offset"]), int(row["size_bytes"]), attempt))
+        group = self._store.dictionary.groups[group_no]
+        self._wake(group)
+        return "accepted", "" if self.members(group) else "no member of the group is there: it is asked when one comes"
+
+    def members(self, group: str) -> list[Member]:
+        """Who was there lately."""
+        since_ms = self._now_ms() - int(self._refresh_s * 3000)
+        return sorted(
+            (each for each in self._members.get(group, {}).values() if each.last_seen_ms >= since_ms), key=lambda each: each.member
+        )
+
     # --- polls ----------------------------------------------------------------------------------------------------------------
     async def poll(
-        self, group: str, member: str, max_requests: int, max_bytes: int, wait_s: float, *, passing_over: Container[int] = ()
+        self,
+        group: str,
+        member: str,
+        max_requests: int,
+        max_bytes: int,
+        wait_s: float,
+        *,
+        passing_over: Container[int] = (),
+        via: str = "poll",
     ) -> Handover:
         """Requests for a member of this group; waits at most wait_s for the first. Empty when none came."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         self.polls += 1
         while True:
-            self._seen(group)
+            self._seen(group, member, via)
             handover = self._take(Handover(group, member), max_requests, max_bytes, passing_over)
             left_s = deadline - loop.time()
             if handover.requests or left_s <= 0 or self._closing:
                 return handover
             await self._wait(group, min(left_s, self._refresh_s))
 
-    def _seen(self, group: str) -> None:
+    def _seen(self, group: str, member: str, via: str) -> None:
         """A group without halves has no number, and nobody will be asked for it."""
-        group_no = self._store.dictionary.group_no(group)
-        if group_no is not None:
-            self._presence.seen(group_no, self._now_ms())
+        group_no, now_ms = self._store.dictionary.group_no(group), self._now_ms()
+        if group_no is None:
+            return
+        self._presence.seen(group_no, now_ms)
+        members = self._members.setdefault(group, {})
+        members.pop(member, None)  # the one that was seen last stands last
+        members[member] = Member(member, now_ms, via)
+        if len(members) > MEMBERS_MAX:
+            del members[next(iter(members))]
 
     async def _wait(self, group: str, timeout_s: float) -> None:
         waiters = self._waiters.setdefault(group, deque())
@@ -240,16 +331,20 @@ class CheckDelivery:
         ):
             waiting = queue.popleft()
             if self._store.end_of(waiting.half_offset):
+                self._asked_now.pop(waiting.half_offset, None)
                 continue  # ended meanwhile: nobody needs to be asked
             if waiting.half_offset in passing_over:
                 passed_over.append(waiting)
                 continue
+            if waiting.half_offset in self._handed and waiting.half_offset not in self._asked_now:
+                continue  # an operator had it asked in this round: the job's own request is one too many
             request = self._read(waiting, group_no)
+            self._asked_now.pop(waiting.half_offset, None)
             if request is not None:
                 handover.requests.append(request)
                 handover.waiting.append(waiting)
                 taken_bytes += waiting.size_bytes
-        self._handed.update(handover.half_offsets)
+                self._handed.add(waiting.half_offset)
         if queue:  # not what was passed over: two that pass over the same would wake each other for ever
             self._wake(handover.group)
         queue.extendleft(reversed(passed_over))

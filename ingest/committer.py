@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from time import perf_counter
 from typing import Any, Final
 
 from ingest.errors import Closing, EdgeFailed, Overloaded
@@ -112,6 +113,8 @@ class Committer:
         self._ends_waiting = self.queued_bytes = 0
         self._closing = self._busy = False
         self.counters = Counters()
+        #: Told how long each flush took, in the thread.
+        self.observe_flush: Callable[[float], None] | None = None
         #: Set when the store has failed for good: the process must be started again.
         self.failed: asyncio.Future[str] = self._loop.create_future()
         self._batch_bytes = min(BATCH_BYTES, store.directory.geometry.commit_log_segment_bytes // 4)
@@ -281,6 +284,10 @@ class Committer:
             told += 1
         if failure is not None:
             self._failed(run[told:], cycle, failure)
+        self.count_answers(answers)
+
+    def count_answers(self, answers: Sequence[Answer]) -> None:
+        """Ends that were answered; those of a call count themselves."""
         self.counters.ends += len(answers)
         for answer in answers:
             self.counters.answers[answer.verdict.value] = self.counters.answers.get(answer.verdict.value, 0) + 1
@@ -340,8 +347,11 @@ class Committer:
     def _flush(self, cycle: _Cycle) -> None:
         if cycle.ticket < 0:
             return
+        began_s = perf_counter()
         try:
             self._store.wait(cycle.ticket)
+            if self.observe_flush is not None:
+                self.observe_flush(perf_counter() - began_s)
         except StoreError as error:
             self._give_up(error)
             failure = EdgeFailed(f"nothing is known of what was sent just now: {error}")

@@ -505,6 +505,10 @@ class Consumption:
             records += queue.finish(letter.queue_offset)
         return records
 
+    def dead_letter_count(self, group: str) -> int:
+        """How many dead letters of a group are open."""
+        return self._letters.count(group)
+
     # --- looking ------------------------------------------------------------------------------------------------------------------
     def topics_and_lag(self) -> list[dict[str, Any]]:
         """Each topic with the extents of its queues, and each group that reads it: its places, its lag, what it has in hand."""
@@ -520,6 +524,15 @@ class Consumption:
             for topic_no, topic in enumerate(self._store.dictionary.topics)
         ]
 
+    def lags(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(lag, messages in hand) of each consumer group in each topic, by (topic, group)."""
+        found: dict[tuple[str, str], tuple[int, int]] = {}
+        for (group_no, queue_key), queue in self._queues.items():
+            names = self._store.dictionary.topics[topic_of_key(queue_key)[0]], self._store.dictionary.groups[group_no]
+            extent, (lag, in_hand) = self._queue_figures(queue_key), found.get(names, (0, 0))
+            found[names] = lag + _lag(queue, extent), in_hand + queue.in_hand
+        return found
+
     def _queue_figures(self, queue_key: int) -> dict[str, int]:
         begin, end = self._tail.extent(queue_key)
         return {"queue_id": topic_of_key(queue_key)[1], "begin": begin, "end": max(end, self._store.next_offset.get(queue_key, 0))}
@@ -530,7 +543,7 @@ class Consumption:
             {
                 "queue_id": topic_of_key(queue.queue_key)[1],
                 "queue_offset": queue.offset,
-                "lag": max(0, ends[queue.queue_key]["end"] - max(queue.offset, ends[queue.queue_key]["begin"])),
+                "lag": _lag(queue, ends[queue.queue_key]),
                 "in_hand": queue.in_hand,
             }
             for queue in queues
@@ -566,3 +579,8 @@ class Consumption:
         await asyncio.gather(*self._burials, return_exceptions=True)
         await self._ledger.close()
         self._tail.close()
+
+
+def _lag(queue: GroupQueue, extent: dict[str, int]) -> int:
+    """Messages of a queue that its group has not done."""
+    return max(0, extent["end"] - max(queue.offset, extent["begin"]))

@@ -6,6 +6,7 @@
     answers = await edge.end(ends)
     async with edge.poll_checks(group, member) as handover: …write it; leaving without an exception counts it as handed over
     messages = await edge.consumption.poll(topic, group, consumer)
+    done = await edge.act(Action("rollback", "ada", "ticket 7", ids=[id]))      # as operator
     await edge.close()
 
 Everything is asyncio and nothing here waits for the disk: the committer's thread does. This room and `streaming` are the only
@@ -29,14 +30,17 @@ from msgspec import Struct
 
 from escrow.settings import Settings
 from ingest import groups
-from ingest.checks import CheckDelivery, CheckRequest, Handover
+from ingest.checks import CheckDelivery, CheckRequest, Handover, Member
 from ingest.committer import Committer
 from ingest.consumption import Consumption
 from ingest.deliveries import Delivery
 from ingest.errors import BadId, Closing, InvalidRequest, Standby, TooLarge, TransactionsRejected
 from ingest.followers import Followers
-from ingest.history import Histories, Transaction
+from ingest.history import Histories, Inspected, Transaction
 from ingest.ids import Sealer, load_keys
+from ingest.listings import Listings
+from ingest.operator import Action, Audited, Done, Operator
+from ingest.overview import Overview
 from ingest.quotas import Quotas
 from store.cursor import Cursors
 from store.directory import Geometry
@@ -47,6 +51,7 @@ from store.frames import Message
 from store.presence import Presence
 from store.progress import Progress, no_progress
 from store.published import EdgeSlot, JobSlot
+from store.reader import TopicReader
 from store.records import OpKind, Via, queue_key_of, queue_offset_of, topic_of_key
 from store.wake import EDGE_WAKE, JOB_WAKE, Sleeper, Waker
 
@@ -123,6 +128,8 @@ class Edge:
         self.settings, self._now_ms = settings, now_ms
         self.notice = self.trouble = ""
         self._closing = False
+        #: Ends whose id was never issued, or for another group: refused before they reach the log.
+        self.ends_refused = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._waker: Waker | None = None
         self._consumption: Consumption | None = None
@@ -181,16 +188,26 @@ class Edge:
             self._now_ms,
             enabled=settings.checks_enabled and not settings.standby,
             refresh_s=settings.presence_ttl_ms / 3000,
+            asked_now_max=settings.outstanding_per_group_max,
         )
         self.quotas = Quotas(settings, self.groups, self.store, self._now_ms)
         self._consumption = Consumption(
             self.store, self._committer, cursors, settings, self._now_ms, refuse=self._refuse_if_standby
         )  # 5
+        self._open_operators()
         self._woken = asyncio.Event()
         self._sleeper = Sleeper(root / EDGE_WAKE)
         asyncio.get_running_loop().add_reader(self._sleeper.fileno(), self._wake)
-        for loop_of in (self._follow, self._beat, self._retain, self.quotas.run):
+        for loop_of in (self._follow, self._beat, self._retain, self.quotas.run, self.listings.run, self.overview.run):
             self._start(loop_of())
+
+    def _open_operators(self) -> None:
+        self.listings = Listings(self.store, self._sealer, self._now_ms)
+        self._operator = Operator(
+            self.store, self._committer, self._checks, self._followers,
+            listings=self.listings, sealer=self._sealer, now_ms=self._now_ms,
+        )  # fmt: skip
+        self.overview = Overview(self)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -235,6 +252,8 @@ class Edge:
         self._sleeper.close()
         await self._committer.close()
         await self.consumption.close()
+        await self._operator.close()
+        await self.listings.close()
         self._checks.close()
         self._histories.close()
         self._presence.close()
@@ -292,6 +311,7 @@ class Edge:
         self._check_count(ends, "ends")
         judged = [self._to_end(end) for end in ends]
         good = [end for end in judged if isinstance(end, End)]
+        self.ends_refused += len(judged) - len(good)
         answers = iter(await self._committer.end(good) if good else [])
         return [_answer(next(answers)) if isinstance(end, End) else end for end in judged]
 
@@ -307,39 +327,39 @@ class Edge:
             return EndAnswer(Verdict.REFUSED.value, "wrong group")
         return End(place.half_offset, kind, end.group, Via.CHECK if end.from_check else Via.PRODUCER, "", end.remark)
 
-    async def resume(self, ids: Sequence[str], actor: str = "", remark: str = "") -> list[EndAnswer]:
-        """An operator gives discarded (or pending) halves a new life: asked again from the start."""
-        self._refuse_if_standby("resumes")
-        self._check_count(ids, "ids")
-        opened = [self._open_id(each) for each in ids]
-        places = [place for place in opened if isinstance(place, int)]
-        answers = iter(await self._committer.call(lambda: self._resume(places, actor, remark)) if places else [])
-        return [_answer(next(answers)) if isinstance(place, int) else place for place in opened]
+    # --- operators -----------------------------------------------------------------------------------------------------------
+    async def act(self, action: Action) -> Done:
+        """Check now, commit, roll back or resume, as `ingest.operator` says."""
+        self._refuse_if_standby("actions")
+        return await self._operator.act(action, self.settings.max_messages_per_request)
 
-    def _open_id(self, text: str) -> int | EndAnswer:
-        try:
-            return self._sealer.open(text).half_offset
-        except BadId as error:
-            return EndAnswer(Verdict.REFUSED.value, f"unknown id: {error}")
+    async def audited(self, limit: int, before: int | None = None) -> tuple[list[Audited], int | None]:
+        """What operators did, the newest first."""
+        return await self._operator.audited(limit, before)
 
-    def _resume(self, half_offsets: list[int], actor: str, remark: str) -> list[Answer]:
-        """In the committer's thread, so that no proposal comes between the op and the note of it."""
-        ends = [End(half_offset, OpKind.RESUME, via=Via.OPERATOR, actor=actor, remark=remark) for half_offset in half_offsets]
-        answers, ticket = self.store.append_ends(ends, self._now_ms())
-        pairs = zip(half_offsets, answers, strict=True)
-        self._followers.resumed([half_offset for half_offset, answer in pairs if answer.verdict is Verdict.ACCEPTED])
-        self.store.wait(ticket)
-        return answers
+    def members(self, group: str) -> list[Member]:
+        """Who takes the check requests of a group."""
+        return self._checks.members(group)
+
+    def now_ms(self) -> int:
+        return self._now_ms()
 
     # --- checks --------------------------------------------------------------------------------------------------------------
     @asynccontextmanager
     async def poll_checks(
-        self, group: str, member: str, max_requests: int = 32, wait_s: float = 0.0, *, passing_over: Container[int] = ()
+        self,
+        group: str,
+        member: str,
+        max_requests: int = 32,
+        wait_s: float = 0.0,
+        *,
+        passing_over: Container[int] = (),
+        via: str = "poll",
     ) -> AsyncIterator[Handover]:
         """Check requests for one member of a group, as a context: inside it the transport writes the answer. Leaving it in order
         records the hand-over; leaving it with an exception gives the requests to another member. `passing_over`: halves that this
-        member has failed at before."""
-        handover = await self._poll(group, member, max_requests, wait_s, passing_over)
+        member has failed at before. `via`: how the requests reach him, for people."""
+        handover = await self._poll(group, member, max_requests, wait_s, passing_over=passing_over, via=via)
         try:
             yield handover
         except BaseException:
@@ -364,7 +384,9 @@ class Edge:
         """Changes when a round begins."""
         return self._checks.round_start
 
-    async def _poll(self, group: str, member: str, max_requests: int, wait_s: float, passing_over: Container[int]) -> Handover:
+    async def _poll(
+        self, group: str, member: str, max_requests: int, wait_s: float, *, passing_over: Container[int], via: str
+    ) -> Handover:
         self._refuse_if_standby("polls")
         if not member or len(member) > MEMBER_MAX_CHARACTERS:
             raise InvalidRequest(f"member: name yourself in 1 to {MEMBER_MAX_CHARACTERS} characters")
@@ -373,7 +395,7 @@ class Edge:
         max_requests = min(max_requests, self.settings.checks_per_poll_max)
         wait_s = min(wait_s, self.settings.poll_wait_max_ms / 1000)
         return await self._checks.poll(
-            group, member, max_requests, self.settings.max_request_bytes // 2, wait_s, passing_over=passing_over
+            group, member, max_requests, self.settings.max_request_bytes // 2, wait_s, passing_over=passing_over, via=via
         )
 
     def transaction_id_of(self, delivery: Delivery) -> str | None:
@@ -412,7 +434,7 @@ class Edge:
             "halves": counters.halves,
             "messages": counters.messages,
             "ends": counters.ends,
-            "answers": dict(counters.answers),
+            "answers": {**counters.answers, "refused": counters.answers.get("refused", 0) + self.ends_refused},
             "asked": counters.asked,
             "refused_for_load": counters.refused_for_load,
             "discarded": self._followers.discarded,
@@ -425,12 +447,26 @@ class Edge:
             "healthy": not self.trouble and not self.failed.done(),
         }
 
+    def observe_flushes(self, observe: Callable[[float], None]) -> None:
+        """Tell how many seconds each flush took; in the committer's thread."""
+        self._committer.observe_flush = observe
+
+    def live_groups(self) -> set[str]:
+        """Producer groups with a live member."""
+        names = self.store.dictionary.groups
+        live = self._presence.live(self._now_ms(), self.settings.presence_ttl_ms, len(names))
+        return {name for name, is_live in zip(names, live.tolist(), strict=True) if is_live}
+
+    def job_files(self) -> TopicReader | None:
+        """The job's files; None where it has none, or is just switching to others."""
+        try:
+            return self._checks.topics()
+        except (StoreError, IndexError):
+            return None
+
     def job_state(self) -> JobState:
         """What can be seen of the job from here."""
-        try:
-            topics = self._checks.topics()
-        except (StoreError, IndexError):  # just switching to other files
-            topics = None
+        topics = self.job_files()
         if topics is None:
             return JobState("absent", self.store.page[EdgeSlot.HALF_END], self.store.page[EdgeSlot.OP_END])
         page = topics.page
@@ -442,6 +478,11 @@ class Edge:
             page[JobSlot.ROUND_NO],
             heartbeat_ms,
         )
+
+    async def inspect(self, id: str) -> Inspected:
+        """One transaction with its message, for an operator."""
+        place = self._sealer.open(id)
+        return await asyncio.get_running_loop().run_in_executor(None, self._histories.inspect, place.half_offset)
 
     async def transaction(self, id: str) -> Transaction:
         """What is known of one transaction, with its history; BadId unless this store issued the id."""
@@ -496,6 +537,7 @@ class Edge:
         removed: dict[str, int] = await self._committer.call(self.store.retain)
         if any(removed.values()):
             self._checks.refresh()
+            await self.listings.refresh()
         self.consumption.let_go()
         return removed
 

@@ -143,6 +143,15 @@ class Letters:
         found = found[:max_letters]
         return found, found[-1].id if more else None
 
+    def count(self, group: str) -> int:
+        """How many are open."""
+        found = 0
+        for queue_key in self._queue_keys(self._store.dictionary.topic_no(topic_of(group))):
+            begin, end = self._tail.extent(queue_key)
+            queue = self._queue(group, queue_key)
+            found += max(0, end - begin) if queue is None else max(0, end - max(begin, queue.offset) - queue.done_ahead)
+        return found
+
     def _queue_keys(self, topic_no: int | None) -> list[int]:
         if topic_no is None:
             return []

@@ -7,6 +7,7 @@ EdgeError
 ├── InvalidRequest         a request that breaks a rule; the text begins with the field
 │   ├── TooLarge           more bytes or items than are taken
 │   └── UnsupportedMedia   neither JSON nor msgpack
+├── MatchedMore            a filter finds more than an operator has seen
 ├── NotFound               no such path
 ├── MethodNotAllowed       the path is there, the method is not
 ├── Standby                role = standby: halves, messages and ends are refused
@@ -76,6 +77,12 @@ class UnsupportedMedia(InvalidRequest):
     """A body in a form that is not understood."""
 
     code, status = "unsupported_media", 415
+
+
+class MatchedMore(EdgeError):
+    """A filter finds more than an operator has seen in his dry run."""
+
+    code, status, field = "matched_more", 409, "expect"
 
 
 class NotFound(EdgeError):

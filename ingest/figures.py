@@ -1,41 +1,130 @@
-"""What the edge tells Prometheus, read when somebody asks. docs/metrics.md explains each name."""
+"""What the edge tells Prometheus, read when somebody asks. docs/metrics.md explains each name.
+
+`Figures.look` reads numbers of the event loop and is called in it; `Figures.files` looks at files and is called in a thread.
+Names that users choose are bounded by metricsNamesMax: the busiest are named, the others summed up.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
-from escrow.metrics import Figure
+import numpy as np
+
+from escrow.metrics import OTHER, Figure
 from ingest.app import App
-from ingest.core import Edge
+from ingest.core import Edge, JobState, wall_ms
 from ingest.door import Door
+from store.errors import StoreError
+from store.reader import LogReader
+
+T = TypeVar("T")
 
 _ANSWERS = ("accepted", "already", "conflict", "refused")
 _QUOTAS = ("rate", "pending", "pending_age")
+_PASSED_OVER = ("holes", "filtered", "unreadable", "retention")
 
 
-def edge_figures(edge: Edge, door: Door, app: App) -> Iterator[Figure]:
-    status = edge.counts()
-    yield _one("escrow_halves_stored", "counter", "Halves made durable", status["halves"])
-    yield _one("escrow_messages_stored", "counter", "Ordinary messages made durable", status["messages"])
-    yield _each("escrow_ends", "Ends answered, by verdict", "verdict", status["answers"], _ANSWERS)
+class Figures:
+    """Of one edge."""
+
+    def __init__(self, edge: Edge, door: Door, app: App) -> None:
+        self._edge, self._door, self._app = edge, door, app
+        self._job = JobState("absent", 0, 0)
+        self._live: set[str] = set()
+
+    def look(self) -> Iterator[Figure]:
+        """In the event loop; keeps what `files` needs of it."""
+        edge = self._edge
+        self._job, self._live = edge.job_state(), edge.live_groups()
+        status = edge.counts()
+        yield _one("escrow_halves_stored", "counter", "Halves made durable", status["halves"])
+        yield _one("escrow_messages_stored", "counter", "Ordinary messages made durable", status["messages"])
+        yield _each("escrow_ends", "Ends answered, by verdict", "verdict", status["answers"], _ANSWERS)
+        yield _each("escrow_quota_refused", "Requests refused by a quota", "quota", status["quotas"]["refused"], _QUOTAS)
+        yield _one("escrow_refused_for_load", "counter", "Requests refused because too much waited", status["refused_for_load"])
+        yield _one("escrow_flushes", "counter", "Flushes of the commit log; many requests share one", status["flushes"])
+        yield _one("escrow_queued_bytes", "gauge", "Bytes that wait for a flush", status["queued_bytes"])
+        yield from _checks(status)
+        yield from _couriers(status)
+        yield from _consumers(edge, status["consumption"])
+        yield from _connections(self._door, self._app)
+        yield _one("escrow_edge_healthy", "gauge", "0 = something that the edge does beside requests fails", status["healthy"])
+        yield _one("escrow_job_up", "gauge", "1 = the edge sees signs of life of the job", self._job.state == "running")
+
+    def files(self) -> Iterator[Figure]:
+        """In a thread: what has to be looked up in files, or in the tables of all groups."""
+        yield from _groups(self._edge, self._live)
+        job, oldest_ms = self._job, _oldest_unsettled_ms(self._edge, self._job)
+        yield (
+            "escrow_unsettled_records", "gauge", "Durable records that the job has not settled",
+            [({"queue": "half"}, job.halves_behind), ({"queue": "op"}, job.ops_behind)],
+        )  # fmt: skip
+        age_s = max(wall_ms() - oldest_ms, 0) / 1000 if oldest_ms is not None else 0.0
+        yield _one(
+            "escrow_unsettled_age_seconds", "gauge", "Age of the oldest record that the job has not settled; 0 = none", age_s
+        )
+        disk = os.statvfs(self._edge.settings.data_dir)
+        yield _one("escrow_disk_free_bytes", "gauge", "Room left where the data directory lies", disk.f_bavail * disk.f_frsize)
+        yield _one("escrow_disk_size_bytes", "gauge", "Size of that file system", disk.f_blocks * disk.f_frsize)
+
+
+def _checks(status: Mapping[str, Any]) -> Iterator[Figure]:
+    checks = status["checks"]
     yield _one("escrow_checks_handed_over", "counter", "Check requests handed to a member", status["asked"])
-    yield _one("escrow_checks_lapsed", "counter", "Check requests that nobody took in their round", status["checks"]["lapsed"])
-    yield _one("escrow_checks_waiting", "gauge", "Check requests that wait for a member", status["checks"]["requests_waiting"])
-    yield _one("escrow_polls_waiting", "gauge", "Long polls for checks that wait", status["checks"]["polls_waiting"])
-    yield _one("escrow_discarded", "counter", "Proposals that became discards", status["discarded"])
+    yield _one("escrow_checks_lapsed", "counter", "Check requests that nobody took in their round", checks["lapsed"])
+    yield _one("escrow_checks_waiting", "gauge", "Check requests that wait for a member", checks["requests_waiting"])
+    yield _one("escrow_check_polls", "counter", "Polls for check requests", checks["polls"])
+    yield _one("escrow_polls_waiting", "gauge", "Long polls for checks that wait", checks["polls_waiting"])
+    yield _one("escrow_proposals_accepted", "counter", "Discard proposals that became discards", status["discarded"])
+    yield _one(
+        "escrow_proposals_passed_over", "counter", "Discard proposals of halves that had ended", status["proposals_passed_over"]
+    )
     yield _one("escrow_ops_reopened", "counter", "Halves reopened because their end could not be read", status["reopened"])
-    yield _one("escrow_flushes", "counter", "Flushes of the commit log; many requests share one", status["flushes"])
-    yield _one("escrow_queued_bytes", "gauge", "Bytes that wait for a flush", status["queued_bytes"])
-    yield _one("escrow_refused_for_load", "counter", "Requests refused because too much waited", status["refused_for_load"])
-    yield from _consumers(status["consumption"])
-    yield _each("escrow_quota_refused", "Halves and messages refused by a quota", "quota", status["quotas"]["refused"], _QUOTAS)
+
+
+def _couriers(status: Mapping[str, Any]) -> Iterator[Figure]:
     couriers = status["transports"]["couriers"] if "transports" in status else []
-    yield _one("escrow_courier_handed_over", "counter", "Check requests that couriers delivered", _sum(couriers, "handed_over"))
-    yield _one("escrow_courier_failures", "counter", "Deliveries of couriers that failed", _sum(couriers, "failures"))
+    service = status.get("transaction_service", {"failures": 0})
+    yield _one("escrow_couriers", "gauge", "Couriers: webhooks, plug-in transports and listeners", len(couriers))
     yield _one(
         "escrow_couriers_broken", "gauge", "Couriers whose circuit is open", sum(each["state"] != "closed" for each in couriers)
     )
+    yield _one("escrow_courier_handed_over", "counter", "Check requests that couriers delivered", _sum(couriers, "handed_over"))
+    yield _one("escrow_courier_failures", "counter", "Deliveries of couriers that failed", _sum(couriers, "failures"))
+    yield _one(
+        "escrow_courier_answers_lost", "counter", "Answers of couriers that could not be kept", _sum(couriers, "answers_lost")
+    )
+    yield _one(
+        "escrow_plugin_service_failures", "counter", "Calls of a plugged-in transaction service that failed", service["failures"]
+    )
+
+
+def _consumers(edge: Edge, found: Mapping[str, int]) -> Iterator[Figure]:
+    yield _one("escrow_consumer_polls", "counter", "Polls for messages", found["polls"])
+    yield _one("escrow_consumer_polls_waiting", "gauge", "Long polls for messages that wait", found["polls_waiting"])
+    yield _one("escrow_consumer_handed_out", "counter", "Messages handed to consumers", found["handed_out"])
+    yield _one("escrow_consumer_redelivered", "counter", "Messages handed out again", found["again"])
+    yield _one("escrow_consumer_done", "counter", "Messages acknowledged", found["done"])
+    yield _one("escrow_consumer_stale_receipts", "counter", "Acknowledgements that came too late", found["stale"])
+    yield _each("escrow_consumer_passed_over", "Messages that a consumer group was not given", "why", found, _PASSED_OVER)
+    yield _one("escrow_dead_letters", "counter", "Messages that became dead letters", found["dead"])
+    yield _one("escrow_dead_letters_replayed", "counter", "Dead letters given to their group again", found["replayed"])
+    yield _one(
+        "escrow_tail_ops", "gauge", "Released messages that consumers may have and the job has not settled", found["tail_ops"]
+    )
+    lags = sorted(edge.consumption.lags().items(), key=lambda pair: (-pair[1][0], pair[0]))
+    named, rest = _split(lags, edge.settings.metrics_names_max)
+    rows = [({"topic": topic, "group": group}, figures) for (topic, group), figures in named]
+    if rest:
+        rows.append(({"topic": OTHER, "group": OTHER}, (sum(lag for _, (lag, _) in rest), sum(each for _, (_, each) in rest))))
+    yield "escrow_consumer_lag", "gauge", "Messages that a consumer group has not done", [(names, lag) for names, (lag, _) in rows]
+    yield "escrow_consumer_in_hand", "gauge", "Messages handed out and not done", [(names, each) for names, (_, each) in rows]
+
+
+def _connections(door: Door, app: App) -> Iterator[Figure]:
     yield _one("escrow_connections", "gauge", "Open connections", door.connections)
     yield _one("escrow_requests_running", "gauge", "Requests that are being answered", len(door.state.tasks))
     yield _one("escrow_connections_refused", "counter", "Connections refused or ended for their manners", door.refused)
@@ -44,19 +133,53 @@ def edge_figures(edge: Edge, door: Door, app: App) -> Iterator[Figure]:
         "escrow_receiving_bytes", "gauge", "Bodies being received",
         [({"share": name}, share.bytes) for name, share in app.receiving.items()],
     )  # fmt: skip
-    yield _one(
-        "escrow_edge_healthy", "gauge", "0 = something that the edge does beside requests fails; its log tells", status["healthy"]
-    )
 
 
-def _consumers(found: dict[str, int]) -> Iterator[Figure]:
-    yield _one("escrow_consumer_polls", "counter", "Polls for messages", found["polls"])
-    yield _one("escrow_consumer_handed_out", "counter", "Messages handed to consumers", found["handed_out"])
-    yield _one("escrow_consumer_redelivered", "counter", "Messages handed out again", found["again"])
-    yield _one("escrow_consumer_done", "counter", "Messages acknowledged", found["done"])
-    yield _one("escrow_consumer_stale_receipts", "counter", "Acknowledgements that came too late", found["stale"])
-    yield _one("escrow_dead_letters", "counter", "Messages that became dead letters", found["dead"])
-    yield _one("escrow_dead_letters_replayed", "counter", "Dead letters given to their group again", found["replayed"])
+# --- in a thread ------------------------------------------------------------------------------------------------------------------
+def _groups(edge: Edge, live: set[str]) -> Iterator[Figure]:
+    """Producer groups that have, or had since the start, pending halves: those with the most first."""
+    pending, ages = edge.quotas.pending_by_group(), edge.quotas.oldest_age_s()
+    active = set(pending) | set(edge.quotas.ended_by_group())
+    timeout_s = edge.settings.transaction_timeout_ms / 1000
+    alone = {group for group in pending if group not in live and ages.get(group, 0) > timeout_s}
+    named, rest = _split(sorted(active, key=lambda group: (-pending.get(group, 0), group)), edge.settings.metrics_names_max)
+    rows = [(group, pending.get(group, 0), ages.get(group, 0), group in live) for group in named]
+    if rest:
+        oldest = max(ages.get(group, 0) for group in rest)
+        rows.append((OTHER, sum(pending.get(group, 0) for group in rest), oldest, not alone.intersection(rest)))
+    labels = [{"group": row[0]} for row in rows]
+    for at, (name, text) in enumerate(
+        (
+            ("escrow_group_pending", "Pending halves of a producer group"),
+            ("escrow_group_oldest_pending_age_seconds", "Age of the oldest pending half of a producer group; 0 = none"),
+            ("escrow_group_live", "1 = the producer group has a live member"),
+        ),
+        1,
+    ):
+        yield name, "gauge", text, [(label, float(row[at])) for label, row in zip(labels, rows, strict=True)]
+    yield _one("escrow_groups_unattended", "gauge", "Groups with halves past transactionTimeOut and no live member", len(alone))
+
+
+def _oldest_unsettled_ms(edge: Edge, job: JobState) -> int | None:
+    """When the first half and the first op that the job has not settled were stored: the earlier of the two."""
+    if not job.halves_behind and not job.ops_behind:
+        return None
+    stored_ms: list[int] = []
+    with suppress(StoreError, IndexError):  # files that change under our hands: at the next look
+        log = LogReader(edge.store.directory)
+        try:
+            half_end, op_end = log.ends()
+            half_offset, op_offset = half_end - job.halves_behind, op_end - job.ops_behind
+            stored_ms += (log.halves(half_offset, min(half_offset + 1, half_end))["stored_at_s"].astype(np.int64) * 1000).tolist()
+            stored_ms += log.ops(op_offset, min(op_offset + 1, op_end))["stored_at_ms"].tolist()
+        finally:
+            log.close()
+    return min(filter(None, stored_ms), default=None)
+
+
+# --- lines ----------------------------------------------------------------------------------------------------------------------
+def _split(items: Sequence[T], most: int) -> tuple[Sequence[T], Sequence[T]]:
+    return items[:most], items[most:]
 
 
 def _sum(couriers: list[dict[str, Any]], what: str) -> int:

@@ -440,6 +440,11 @@ class GroupQueue:
         return anew
 
     @property
+    def done_ahead(self) -> int:
+        """Entries behind `offset` that are done."""
+        return len(self._done)
+
+    @property
     def in_hand(self) -> int:
         """Entries that are out; of an earlier life those too that were not looked at again yet."""
         return sum(entry.state is _Is.HELD for entry in self._entries.values()) + len(self._receipts)

@@ -9,9 +9,10 @@ from typing import Final
 
 import numpy as np
 
+from ingest.deliveries import shown_properties
 from store.edge import EdgeStore
 from store.errors import Corrupt, StoreError
-from store.frames import KEYS, Frame
+from store.frames import KEYS, TAGS, Frame
 from store.published import EdgeSlot, JobSlot
 from store.reader import LogReader, TopicReader
 from store.records import OpKind, State, Via, check_count_of, queue_key_of, queue_offset_of, topic_of_key
@@ -25,6 +26,8 @@ _EVENT_OF: Final = {
     OpKind.ASKED: "asked",
     OpKind.RESUME: "resumed",
 }
+#: Of a body, so much is shown to an operator.
+BODY_SHOWN_BYTES: Final = 16 << 10
 _REASON_OF: Final = {OpKind.DISCARD_MAX: "check_max", OpKind.DISCARD_EXPIRED: "expired"}
 
 
@@ -67,6 +70,20 @@ class Transaction:
         return topic_of_key(queue_key_of(self.position))[1], queue_offset_of(self.position)
 
 
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """A transaction with its message, for an operator. `body` is cut to what people look at."""
+
+    transaction: Transaction
+    reason: str | None = None
+    tags: str = ""
+    properties: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    body_bytes: int = 0
+    immunity_s: int = 0
+    outstanding: bool = False
+
+
 class Histories:
     """Reads with files of its own, one question at a time."""
 
@@ -87,6 +104,22 @@ class Histories:
             found = self._described(half_offset, frame)
             self._tell(found, frame)
             return found
+
+    def inspect(self, half_offset: int) -> Inspected:
+        """With its message."""
+        found = self.of(half_offset)
+        if found.state in ("GONE", State.QUARANTINED.name):
+            return Inspected(found)
+        frame = self._store.read_half(half_offset)
+        reason = {State.DISCARDED_MAX.name: "check_max", State.DISCARDED_EXPIRED.name: "expired"}.get(found.state)
+        with self._lock:
+            topics = self._job_files()
+            words = topics.words(np.array([half_offset])) if topics is not None else np.zeros(1, np.uint32)
+            outstanding = topics is not None and bool(topics.under_way(words)[0])
+        return Inspected(
+            found, reason, frame.properties.get(TAGS, ""), shown_properties(frame.properties), frame.body[:BODY_SHOWN_BYTES],
+            len(frame.body), frame.fields["immunity_s"], outstanding,
+        )  # fmt: skip
 
     def _described(self, half_offset: int, frame: Frame) -> Transaction:
         dictionary = self._store.dictionary

@@ -139,14 +139,21 @@ class PluggedEdge(Edge):
 
     @asynccontextmanager
     async def poll_checks(
-        self, group: str, member: str, max_requests: int = 32, wait_s: float = 0.0, *, passing_over: Container[int] = ()
+        self,
+        group: str,
+        member: str,
+        max_requests: int = 32,
+        wait_s: float = 0.0,
+        *,
+        passing_over: Container[int] = (),
+        via: str = "poll",
     ) -> AsyncIterator[Handover]:
         """What the service holds back is left alone for the rest of this poll, which waits on."""
         clock_s = asyncio.get_running_loop().time
         deadline_s, held = clock_s() + wait_s, _Held(passing_over)
         while True:
             left_s = max(deadline_s - clock_s(), 0.0)
-            async with super().poll_checks(group, member, max_requests, left_s, passing_over=held) as handover:
+            async with super().poll_checks(group, member, max_requests, left_s, passing_over=held, via=via) as handover:
                 if not handover.requests or await self._pass(handover, held) or not left_s:
                     yield handover
                     return

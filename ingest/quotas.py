@@ -92,10 +92,12 @@ class Quotas:
         self._buckets: dict[str, _Bucket] = {}
         self._on_the_way: Counter[str] = Counter()
         self._lock = threading.Lock()
-        #: stored_at_s of the oldest pending half, by group_no.
+        #: stored_at_s of the oldest pending half, by group_no: as last seen, and as limits go by (empty while there are none).
+        self._seen: Any = ()
         self._oldest: Any = ()
         self._ages: OldestPending | None = None
         self._ages_lock = threading.Lock()
+        self._looked_at_s = 0.0
         self._paces: dict[int, tuple[float, int, float]] = {}
         self.refused: Counter[str] = Counter()
         self.look_s = 0.0
@@ -203,16 +205,22 @@ class Quotas:
             await asyncio.sleep(max(LOOK_S, self.look_s / SHARE))
 
     def look_at_ages(self) -> None:
-        """In a thread. What cannot be read now is read at the next look."""
+        """In a thread."""
+        self._look()
+        self._oldest = self._seen
+
+    def _look(self) -> None:
+        """What cannot be read now is read at the next look."""
         with self._ages_lock:
             began_s = self._clock_s()
             try:
                 if self._ages is None:
                     self._ages = OldestPending(self._store.directory)
-                self._oldest = self._ages.sample(len(self._store.dictionary.groups))
+                self._seen = self._ages.sample(len(self._store.dictionary.groups))
             except (StoreError, IndexError):
                 self._close_ages()
-            self.look_s = self._clock_s() - began_s
+            self._looked_at_s = self._clock_s()
+            self.look_s = self._looked_at_s - began_s
 
     def _close_ages(self) -> None:
         if self._ages is not None:
@@ -231,9 +239,16 @@ class Quotas:
         names = self._store.dictionary.groups
         return {names[group_no]: count for group_no, count in enumerate(list(self._store.pending.counts)) if count}
 
+    def ended_by_group(self) -> dict[str, int]:
+        """Halves of each group that have ended since the edge was opened."""
+        names = self._store.dictionary.groups
+        return {names[group_no]: count for group_no, count in enumerate(list(self._store.pending.ended)) if count}
+
     def oldest_age_s(self) -> dict[str, int]:
-        """Age of the oldest pending half of each group, where a limit of age makes somebody look."""
-        now_s, names, oldest = self._now_ms() // 1000, self._store.dictionary.groups, self._oldest
+        """Age of the oldest pending half of each group, looked at now, or lately where a look takes long. In a thread."""
+        if self._clock_s() - self._looked_at_s >= max(LOOK_S, self.look_s / SHARE):
+            self._look()
+        now_s, names, oldest = self._now_ms() // 1000, self._store.dictionary.groups, self._seen
         return {names[number]: max(now_s - int(at_s), 0) for number, at_s in enumerate(oldest) if int(at_s) != NEVER_S}
 
     def figures(self) -> dict[str, Any]:

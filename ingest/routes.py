@@ -117,9 +117,37 @@ async def post_replay(exchange: Exchange) -> None:
 
 
 # --- operators --------------------------------------------------------------------------------------------------------------
-async def post_resume(exchange: Exchange) -> None:
-    given = await exchange.body(wire.ResumeIn)
-    await exchange.answer(wire.end_answers(await exchange.edge.resume(given.ids, exchange.principal.name, given.reason)))
+async def get_overview(exchange: Exchange) -> None:
+    await exchange.answer(await exchange.edge.overview.answer())
+
+
+async def get_transactions(exchange: Exchange) -> None:
+    asked = exchange.query(wire.TransactionsQuery)
+    found = await exchange.edge.listings.page(wire.query_of(asked), asked.limit, asked.order == "newest", asked.cursor)
+    await exchange.answer(wire.transactions(found))
+
+
+async def get_inspected(exchange: Exchange) -> None:
+    id = exchange.name("id")
+    await exchange.answer(wire.inspected(id, await exchange.edge.inspect(id)))
+
+
+async def post_actions(exchange: Exchange) -> None:
+    given = await exchange.body(wire.ActionIn)
+    await exchange.answer(wire.done(await exchange.edge.act(wire.action(given, exchange.principal.name))))
+
+
+async def get_audit(exchange: Exchange) -> None:
+    asked = exchange.query(wire.AuditQuery)
+    await exchange.answer(wire.audits(*await exchange.edge.audited(asked.limit, asked.before)))
+
+
+async def get_groups(exchange: Exchange) -> None:
+    await exchange.answer({"groups": await exchange.edge.overview.groups()})
+
+
+async def get_topics(exchange: Exchange) -> None:
+    await exchange.answer({"topics": exchange.edge.overview.topics()})
 
 
 async def get_status(exchange: Exchange) -> None:
@@ -137,6 +165,7 @@ async def get_readyz(exchange: Exchange) -> None:
 
 PRODUCER: Final = "producer"
 CONSUMER: Final = "consumer"
+OPERATOR: Final = "operator"
 _ROUTES: Final = (
     Route("POST", "/v1/halves", post_halves, "Store halves, all or none", PRODUCER, wire.HalvesOut, wire.MessagesIn,
           problems=(*_TAKES, 403, 409)),
@@ -160,9 +189,21 @@ _ROUTES: Final = (
           wire.LettersOut, query=wire.LettersQuery, problems=_ASKS),
     Route("POST", "/v1/groups/{group}/dead-letters/replay", post_replay, "Deliver dead letters to the group again", CONSUMER,
           wire.ReplayOut, wire.ReplayIn, problems=(*_TAKES, 404)),
-    Route("POST", "/v1/operator/resume", post_resume, "Give discarded halves a new life", "operator", wire.EndsOut, wire.ResumeIn,
-          problems=_TAKES, share="ends"),
-    Route("GET", "/v1/status", get_status, "What the edge sees", "operator", wire.StatusOut),
+    Route("GET", "/v1/operator/overview", get_overview, "How much is in doubt, how fast things go, whether all is well", OPERATOR,
+          wire.OverviewOut, problems=(503,)),
+    Route("GET", "/v1/operator/transactions", get_transactions, "List transactions", OPERATOR, wire.TransactionsOut,
+          query=wire.TransactionsQuery, problems=(400, 503)),
+    Route("GET", "/v1/operator/transactions/{id}", get_inspected, "One transaction with its message", OPERATOR, wire.InspectedOut,
+          problems=(404, 503)),
+    Route("POST", "/v1/operator/actions", post_actions, "Check now, commit, roll back or resume; by ids or by a filter", OPERATOR,
+          wire.ActionOut, wire.ActionIn, problems=(*_TAKES, 409), share="ends"),
+    Route("GET", "/v1/operator/audit", get_audit, "What operators did, the newest first", OPERATOR, wire.AuditsOut,
+          query=wire.AuditQuery, problems=(400, 503)),
+    Route("GET", "/v1/operator/groups", get_groups, "Producer groups: what is in doubt, who is there", OPERATOR, wire.GroupsOut,
+          problems=(503,)),
+    Route("GET", "/v1/operator/topics", get_topics, "Topics and the consumer groups that read them", OPERATOR, wire.TopicsOut,
+          problems=(503,)),
+    Route("GET", "/v1/status", get_status, "What the edge sees", OPERATOR, wire.StatusOut),
     Route("GET", "/livez", get_livez, "Alive", "", wire.LiveOut),
     Route("GET", "/readyz", get_readyz, "Accepts, and how the job is", "", wire.ReadyOut, problems=(503,)),
 )  # fmt: skip
@@ -173,6 +214,7 @@ def make_routes(metrics: EdgeMetrics | None) -> tuple[Route, ...]:
 
     async def get_metrics(exchange: Exchange) -> None:
         assert metrics is not None
+        metrics.look()
         content, media = await asyncio.to_thread(_exposition, metrics, exchange.headers.get(b"accept", b"").decode("latin-1"))
         await exchange.write(200, content, [(b"content-type", media.encode())])
 

@@ -19,12 +19,13 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from typing import Any, Final
 
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from escrow.metrics import EdgeMetrics
+from escrow.metrics import EdgeMetrics, Figure
 from escrow.settings import Settings, SettingsError, from_arguments
 from ingest import tls
 from ingest.access import Access, check_listening
@@ -32,7 +33,7 @@ from ingest.app import App, Route
 from ingest.core import HEARTBEAT_S, Edge
 from ingest.door import Door
 from ingest.errors import CannotStart, EdgeError
-from ingest.figures import edge_figures
+from ingest.figures import Figures
 from ingest.plugged import make_edge
 from ingest.routes import make_routes
 from store.errors import GeometryMismatch, StoreError, StoreUnusable
@@ -98,9 +99,17 @@ class Endpoint:
 
     def __init__(self, edge: Edge, settings: Settings, access: Access, connections_max: int) -> None:
         self.edge = edge
-        self.metrics = EdgeMetrics(CollectorRegistry(), lambda: edge_figures(edge, self.door, self.app))
+        self.metrics = EdgeMetrics(CollectorRegistry(), self._look, self._look_at_files)
         self.app = App(edge, make_routes(self.metrics if settings.metrics_enabled else None), self._observe, access)
         self.door = Door(self.app, settings, connections_max)
+        self._figures = Figures(edge, self.door, self.app)
+        edge.observe_flushes(self.metrics.flush_s.observe)
+
+    def _look(self) -> Iterator[Figure]:
+        return self._figures.look()
+
+    def _look_at_files(self) -> Iterator[Figure]:
+        return self._figures.files()
 
     def _observe(self, route: Route | None, status: int, seconds: float) -> None:
         self.metrics.observe(route.operation if route is not None else "none", status, seconds)

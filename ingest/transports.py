@@ -89,6 +89,7 @@ class Courier:
 
     slots = 1
     batch = 1
+    via = ""
 
     def __init__(self, edge: Edge, group: str, member: str, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._edge, self.group, self._member = edge, group, member
@@ -145,7 +146,7 @@ class Courier:
             return
         polled = AsyncExitStack()
         handover = await polled.enter_async_context(
-            self._edge.poll_checks(self.group, self._member, self.batch, POLL_S, passing_over=self._declined)
+            self._edge.poll_checks(self.group, self._member, self.batch, POLL_S, passing_over=self._declined, via=self.via)
         )
         task = asyncio.get_running_loop().create_task(self._deliver(polled, handover))
         if handover.requests:
@@ -210,6 +211,8 @@ async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
 class WebhookCourier(Courier):
     """Posts each request, and again after a pause where that may help."""
 
+    via = "webhook"
+
     def __init__(self, edge: Edge, client: WebhookClient, clock_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__(edge, client.group, f"webhook {client.shown}", clock_s)
         self.client, self.slots = client, client.webhook.concurrency
@@ -249,6 +252,7 @@ class WebhookCourier(Courier):
 class TransportCourier(Courier):
     """Gives batches to a plug-in that takes them to a member."""
 
+    via = "plug-in"
     slots, batch = PLUGIN_THREADS, PLUGIN_BATCH
 
     def __init__(self, edge: Edge, group: str, plugin: Plugin) -> None:
@@ -276,6 +280,7 @@ class TransportCourier(Courier):
 class ListenerCourier(Courier):
     """Asks a plug-in that knows the answer. It is handed over once the plug-in is called, whatever it answers."""
 
+    via = "listener"
     slots = PLUGIN_THREADS
 
     def __init__(self, edge: Edge, group: str, plugin: Plugin) -> None:

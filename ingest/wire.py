@@ -17,7 +17,9 @@ from ingest.checks import CheckRequest
 from ingest.core import EndAnswer, EndRequest, JobState
 from ingest.deliveries import DeadLetter, Delivery, shown_properties
 from ingest.errors import InvalidRequest, UnsupportedMedia
-from ingest.history import Transaction
+from ingest.history import Inspected, Transaction
+from ingest.listings import ListPage, Query
+from ingest.operator import Action, Audited, Done
 from store.frames import CHECK_IMMUNITY_TIME_IN_SECONDS, KEYS, NAME_MAX_BYTES, NO_HOST, REAL_TOPIC, TAGS, Message
 from store.records import IMMUNITY_MAX_S, parse_immunity_s
 
@@ -75,9 +77,49 @@ class ChecksQuery(Struct, forbid_unknown_fields=True):
     wait_s: Annotated[float, Meta(ge=0, le=600, description="how long to wait for the first one")] = 0.0
 
 
-class ResumeIn(Struct, forbid_unknown_fields=True):
-    ids: Items[Text]
-    reason: Annotated[str, Meta(min_length=1, max_length=1024)]
+State = Literal["pending", "discarded", "committed", "rolled_back", "quarantined", "settled", "any"]
+Seconds = Annotated[int, Meta(ge=0, le=1 << 40)]
+Attempts = Annotated[int, Meta(ge=0, le=255)]
+
+
+class FilterIn(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Which transactions. What is left out is not looked at."""
+
+    state: Annotated[State, Meta(description="settled: committed or rolled back")] = "pending"
+    group: Annotated[str, Meta(max_length=NAME_MAX_BYTES, description="the producer group")] | None = None
+    topic: Annotated[str, Meta(max_length=NAME_MAX_BYTES)] | None = None
+    key: Annotated[str, Meta(max_length=TEXT_MAX_CHARACTERS, description="the whole key")] | None = None
+    q: Annotated[str, Meta(max_length=TEXT_MAX_CHARACTERS, description="a whole id, or a part of group, topic or key")] | None = (
+        None
+    )
+    age_min_s: Annotated[Seconds, Meta(description="stored at least so long ago")] | None = None
+    age_max_s: Annotated[Seconds, Meta(description="stored at most so long ago")] | None = None
+    attempts_min: Annotated[Attempts, Meta(description="asked at least so often")] | None = None
+    attempts_max: Annotated[Attempts, Meta(description="asked at most so often")] | None = None
+    since_ms: Annotated[I63, Meta(description="stored at this time or later")] | None = None
+    until_ms: Annotated[I63, Meta(description="stored at this time or before")] | None = None
+
+
+class TransactionsQuery(FilterIn, forbid_unknown_fields=True):
+    order: Annotated[Literal["oldest", "newest"], Meta(description="what comes first")] = "oldest"
+    limit: Annotated[int, Meta(ge=1, le=1000, description="the most transactions in the answer")] = 100
+    cursor: Annotated[str, Meta(max_length=32, description="`next` of the answer before")] = ""
+
+
+class ActionIn(Struct, forbid_unknown_fields=True):
+    """What to do, and why. Give either `ids` or `filter`; with a filter, `expect` is the number that a dry run has matched."""
+
+    action: Literal["check", "commit", "rollback", "resume"]
+    reason: Annotated[str, Meta(min_length=1, max_length=500)]
+    ids: list[Text] = []
+    filter: FilterIn | None = None
+    dry_run: bool = False
+    expect: I63 | None = None
+
+
+class AuditQuery(Struct, forbid_unknown_fields=True):
+    limit: Annotated[int, Meta(ge=1, le=1000, description="the most records in the answer")] = 100
+    before: Annotated[I63, Meta(description="`next` of the answer before")] | None = None
 
 
 class MessagesQuery(Struct, forbid_unknown_fields=True, rename={"start": "from"}):
@@ -249,6 +291,153 @@ class TransactionOut(Struct):
     queue_id: int | None = None
     queue_offset: int | None = None
     history: list[EventOut] = []
+
+
+class ListedOut(Struct):
+    """A transaction in a list. `reason`: why it was discarded. `age_s`: since it was stored, up to its end where that is known."""
+
+    id: str
+    group: str
+    topic: str
+    key: str
+    tags: str
+    state: Literal["pending", "discarded", "committed", "rolled_back", "quarantined"]
+    reason: Literal["check_max", "expired"] | None
+    stored_at_ms: int
+    born_at_ms: int
+    settled_at_ms: int | None
+    age_s: int
+    attempts: int
+    immunity_s: int
+    outstanding: bool
+    half_offset: int
+
+
+class TransactionsOut(Struct):
+    """`next` null: everything was looked at (`scanned_all`). `matched`: how many there are, where that was counted."""
+
+    transactions: list[ListedOut]
+    next: str | None
+    matched: int | None
+    scanned_all: bool
+
+
+class InspectedOut(Struct):
+    """One transaction with its message. `body`: its first bytes; `body_bytes`: how many there are."""
+
+    transaction: TransactionOut
+    reason: str | None
+    tags: str
+    properties: dict[str, str]
+    body: bytes
+    body_bytes: int
+    immunity_s: int
+    outstanding: bool
+
+
+class ResultOut(Struct):
+    id: str
+    result: Literal["accepted", "already", "conflict", "refused"]
+    detail: str
+
+
+class ActionOut(Struct):
+    """All are counted, the first 1,000 are told one by one. `audit_no` null: a dry run."""
+
+    dry_run: bool
+    matched: int
+    results: list[ResultOut]
+    counts: dict[str, int]
+    audit_no: int | None
+
+
+class AuditOut(Struct):
+    """`counts` null: the edge died before it was through. `ids`: the first 100."""
+
+    no: int
+    at_ms: int
+    who: str
+    action: str
+    reason: str
+    filter: dict[str, Any] | None
+    ids: list[str]
+    matched: int
+    counts: dict[str, int] | None
+    result: str
+
+
+class AuditsOut(Struct):
+    records: list[AuditOut]
+    next: int | None
+
+
+class PartOut(Struct):
+    part: str
+    healthy: bool
+    detail: str
+
+
+class SeriesOut(Struct):
+    """What was counted in each step; pending: at its end."""
+
+    step_s: float
+    at_ms: list[int]
+    halves: list[int]
+    commits: list[int]
+    rollbacks: list[int]
+    checks: list[int]
+    pending: list[int]
+
+
+class OverviewOut(Struct):
+    """`totals` since the store was made, as far as the job has settled; checks and conflicts since the edge started."""
+
+    now_ms: int
+    started_at_ms: int
+    role: str
+    pending: int
+    oldest_pending_age_s: int | None
+    discarded: int
+    totals: dict[str, int]
+    parts: list[PartOut]
+    clock_alert: bool
+    series: SeriesOut
+
+
+class MemberOut(Struct):
+    member: str
+    last_seen_ms: int
+    via: str
+
+
+class GroupOut(Struct):
+    group: str
+    pending: int
+    oldest_age_s: int | None
+    outstanding: int
+    members: list[MemberOut]
+
+
+class GroupsOut(Struct):
+    groups: list[GroupOut]
+
+
+class ConsumerOut(Struct):
+    group: str
+    lag: int
+    in_hand: int
+    dead_letters: int
+
+
+class TopicOut(Struct):
+    topic: str
+    queues: int
+    messages: int
+    consumers: list[ConsumerOut]
+
+
+class TopicsOut(Struct):
+    topics: list[TopicOut]
 
 
 class LiveOut(Struct):
@@ -432,6 +621,35 @@ def transaction(id: str, found: Transaction) -> TransactionOut:
         queue_offset=place[1] if place else None,
         history=[EventOut(each.event, each.at_ms, each.by, each.actor, each.remark) for each in found.history],  # type: ignore[arg-type]
     )
+
+
+def query_of(given: FilterIn) -> Query:
+    return Query.of({name: getattr(given, name) for name in FilterIn.__struct_fields__})
+
+
+def transactions(page: ListPage) -> TransactionsOut:
+    listed = [msgspec.convert(each, ListedOut, from_attributes=True) for each in page.transactions]
+    return TransactionsOut(listed, page.following, page.matched, page.following is None)
+
+
+def action(given: ActionIn, who: str) -> Action:
+    wanted = None if given.filter is None else query_of(given.filter)
+    return Action(given.action, who, given.reason, given.ids, wanted, given.dry_run, given.expect)
+
+
+def done(found: Done) -> ActionOut:
+    return msgspec.convert(found, ActionOut, from_attributes=True)
+
+
+def audits(found: Sequence[Audited], following: int | None) -> AuditsOut:
+    return AuditsOut([msgspec.convert(each, AuditOut, from_attributes=True) for each in found], following)
+
+
+def inspected(id: str, found: Inspected) -> InspectedOut:
+    return InspectedOut(
+        transaction(id, found.transaction), found.reason, found.tags, found.properties, found.body, found.body_bytes,
+        found.immunity_s, found.outstanding,
+    )  # fmt: skip
 
 
 def ready(role: str, job: JobState) -> ReadyOut:

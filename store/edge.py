@@ -20,7 +20,7 @@ from __future__ import annotations
 import errno
 import struct
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -139,6 +139,9 @@ class EdgeStore:
         #: are about these.
         self._recent: dict[int, tuple[int, int, int, int, int]] = {}
         self.pending = PendingByGroup(self, self._append_lock)
+        #: Ends that were taken back, and ends by kind, since the start.
+        self.reopened = 0
+        self.ended: Counter[OpKind] = Counter()
         self._checkpointed = 0
         self.recovery = recover(self, progress)
         self._commit.flushed = self.log.end
@@ -363,6 +366,7 @@ class EdgeStore:
                     ops.append(op)
             if ops:
                 self._append_ops(ops, now_ms, taken)
+                self.ended.update([op.kind for op in ops])
                 groups = {op.half_offset: op.group_no for op in ops}
                 for half_offset, mark in marks.items():
                     self._count_pending(half_offset, groups[half_offset], mark)
@@ -436,6 +440,7 @@ class EdgeStore:
                 mark = byte_after(OpKind(op.fields["op_kind"]), mark)
             if bool(mark) != bool(self.end_of(half_offset)):
                 self.pending.stale = True  # rare: counted anew, whatever else went on
+                self.reopened += 1
             self.ends_table[half_offset] = mark
             return half_offset
 

@@ -79,6 +79,16 @@ class Journal:
             self.end = found[-1][0]
         return [payload for _, payload in found]
 
+    def read_at(self, offset: int) -> bytes:
+        """The payload of the record at an offset."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(offset)
+                size, _ = HEAD.unpack(file.read(HEAD.size))
+                return file.read(size)
+        except OSError as error:
+            raise disk.unusable(error, self.path) from error
+
     def append(self, payloads: Sequence[bytes]) -> None:
         """Append records and make them durable."""
         end = self._write(payloads)

@@ -36,8 +36,8 @@ TAIL_HALVES: Final = 65_536
 NEVER_S: Final = 0xFFFF_FFFF
 
 
-class _Rows:
-    """What both need: the job's rows where it has made any, the log behind them."""
+class Rows:
+    """What listings need as well: the job's rows where it has made any, the log behind them."""
 
     def __init__(self, directory: StoreDirectory) -> None:
         self.directory, self.log = directory, LogReader(directory)
@@ -115,7 +115,7 @@ class PendingByGroup:
     def count(self) -> None:
         """Count everything anew; StoreError or IndexError where files change under our hands: then try again."""
         with self._counting:
-            rows = _Rows(self._store.directory)
+            rows = Rows(self._store.directory)
             try:
                 self._count(rows)
             except BaseException:
@@ -125,7 +125,7 @@ class PendingByGroup:
                 self._fresh = None
                 rows.close()
 
-    def _count(self, rows: _Rows) -> None:
+    def _count(self, rows: Rows) -> None:
         fresh: list[int] = []
         with self._lock:  # 1
             self.stale = False
@@ -171,7 +171,7 @@ class OldestPending:
     """Since when the oldest pending half of each group waits. One thread at a time."""
 
     def __init__(self, directory: StoreDirectory) -> None:
-        self._rows = _Rows(directory)
+        self._rows = Rows(directory)
         self._ends = EndsTable(directory.ends())
         #: Files of the state table that the job has filled and that hold nothing pending; a resume may change that.
         self._empty: set[int] = set()

@@ -23,7 +23,7 @@ from store.directory import StoreDirectory
 from store.errors import Corrupt, NotAStore
 from store.frames import CRC_FROM, HALF_HEAD, MAGIC, OP_HEAD, Frame, FrameKind
 from store.published import EDGE_MAGIC, JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
-from store.records import HALF, NO_POSITION, OP, OpKind
+from store.records import ASK_ROUND_MASK, HALF, NO_POSITION, OP, OpKind, State, ask_round_of, outstanding_of, state_of
 from store.state_table import StateTable
 
 Array = np.ndarray[Any, Any]
@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 
 _HISTORY_ENTRIES: Final = 1 << 20
 #: Wall clocks step back now and then: a scan that begins at a time begins this much earlier.
-_CLOCK_SLACK_MS: Final = 60_000
+CLOCK_SLACK_MS: Final = 60_000
 
 
 class LogReader:
@@ -55,9 +55,7 @@ class LogReader:
 
     def halves(self, first: int, stop: int) -> Array:
         """Halves first … stop - 1 as records.HALF, CRCs checked; a corrupt one is marked, not raised."""
-        entries = self.half_queue.read(first, stop)
-        heads, good = self._checked_heads(entries, HALF_HEAD, (FrameKind.HALF,))
-        good &= heads["queue_offset"] == np.arange(first, stop)
+        entries, heads, good = self.checked_halves(first, stop)
         records = np.zeros(len(entries), HALF)
         records["half_offset"] = np.arange(first, stop)
         records["commit_log_offset"], records["size_bytes"] = entries["commit_log_offset"], entries["size_bytes"]
@@ -66,6 +64,21 @@ class LogReader:
         records["immunity_s"] = np.where(good, heads["immunity_s"], 0)
         records["corrupt"] = ~good
         return records
+
+    def checked_halves(self, first: int, stop: int) -> tuple[Array, Array, Any]:
+        """(entries, heads, which of the frames are valid) of halves first … stop - 1, CRCs checked."""
+        entries = self.half_queue.read(first, stop)
+        heads, good = self._checked_heads(entries, HALF_HEAD, (FrameKind.HALF,))
+        return entries, heads, good & (heads["queue_offset"] == np.arange(first, stop))
+
+    def half_heads(self, half_offsets: Ints) -> tuple[Array, Array]:
+        """(entries, heads) of halves. No CRC: for searching; heads are all zero where an entry does not point into the log."""
+        entries = self.half_queue.gather(half_offsets)
+        heads = np.zeros(len(entries), HALF_HEAD)
+        if len(entries):
+            there = self._plausible(entries, HALF_HEAD.itemsize)
+            heads[there] = self._gather(entries["commit_log_offset"][there], HALF_HEAD.itemsize).view(HALF_HEAD)[:, 0]
+        return entries, heads
 
     def ops(self, first: int, stop: int) -> Array:
         """Ops first … stop - 1 as records.OP, CRCs checked; an ASKED frame becomes one record for each half it names."""
@@ -140,7 +153,7 @@ class LogReader:
         """
         self.op_queue.file.refresh()  # the edge removes files at its front
         found, stop = [], self.ends()[1]
-        first = self._first_op_since(since_ms - _CLOCK_SLACK_MS, stop)
+        first = self._first_op_since(since_ms - CLOCK_SLACK_MS, stop)
         while first < stop:
             entries = self.op_queue.read(first, min(stop, first + _HISTORY_ENTRIES))
             for entry in entries[(entries["tags_code"] == half_offset) | (entries["tags_code"] == ASKED_TAG)]:
@@ -150,12 +163,24 @@ class LogReader:
             first += len(entries)
         return found
 
+    def ops_since(self, at_ms: int) -> tuple[int, int]:
+        """(first, stop) of the ops that were stored at or after a time, and of a few before them."""
+        self.op_queue.file.refresh()
+        stop = self.ends()[1]
+        return self._first_op_since(at_ms - CLOCK_SLACK_MS, stop), stop
+
     def _first_op_since(self, at_ms: int, stop: int) -> int:
-        """The first op stored at or after a time, by halving the queue: ops lie in the order of their time."""
-        first = self.op_queue.begin
+        return self._first_since(self.op_queue, at_ms, self.op_queue.begin, stop)
+
+    def first_half_since(self, at_ms: int, first: int, stop: int) -> int:
+        """The first of these halves that was stored at or after a time."""
+        return self._first_since(self.half_queue, at_ms, first, stop)
+
+    def _first_since(self, queue: ConsumeQueue, at_ms: int, first: int, stop: int) -> int:
+        """By halving the queue: its entries lie in the order of their time."""
         while at_ms > 0 and first < stop:
             middle = (first + stop) // 2
-            frame = self._readable(self.op_queue.read(middle, middle + 1)[0])
+            frame = self._readable(queue.read(middle, middle + 1)[0])
             if frame is None or frame.stored_at_ms >= at_ms:
                 stop = middle
             else:
@@ -286,6 +311,18 @@ class TopicReader:
         if len(half_offsets) and int(half_offsets.max()) >= self.table.allocated:
             self.table.file.refresh()
         return self.table.get(half_offsets)
+
+    def words(self, half_offsets: Ints) -> npt.NDArray[np.uint32]:
+        """State words of halves, as they are now."""
+        if len(half_offsets) and int(half_offsets.max()) >= self.table.allocated:
+            self.table.file.refresh()
+        return self.table.words(half_offsets)
+
+    def under_way(self, words: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+        """Where a check request of the current round waits for its answer."""
+        prepared = state_of(words) == int(State.PREPARED)
+        this_round = ask_round_of(words) == np.uint32(self.page[JobSlot.ROUND_NO] & ASK_ROUND_MASK)
+        return np.asarray(prepared & this_round & (outstanding_of(words) != 0))
 
     def topic_entries(self, topic_no: int, queue_id: int, first: int, count: int) -> tuple[int, Array]:
         """(number of the first entry, entries) of a topic's queue, at most `count` from `first` on, up to its end."""

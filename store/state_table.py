@@ -99,6 +99,15 @@ class StateTable:
                 found[chosen] = self.rows_of(file_no)[rows]
         return found
 
+    def words(self, half_offsets: Ints) -> npt.NDArray[np.uint32]:
+        """State words only; 0 (NONE) where the table has no row."""
+        found = np.zeros(len(half_offsets), np.uint32)
+        known = set(self.file_numbers())
+        for file_no, chosen, rows in self._by_file(half_offsets):
+            if file_no in known:
+                found[chosen] = self.rows_of(file_no)["word"][rows]
+        return found
+
     def put(self, half_offsets: Ints, rows: Rows) -> None:
         """Write whole rows (distinct half offsets)."""
         self._write(half_offsets, rows, None)

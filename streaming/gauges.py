@@ -29,6 +29,8 @@ _OUTCOMES: Final = {
 _DISCARDS: Final = {Effect.DISCARD_MAX: "check_max", Effect.DISCARD_EXPIRED: "expired"}
 _PROPOSALS: Final = {Decision.DISCARD_MAX: "check_max", Decision.DISCARD_EXPIRED: "expired"}
 _WITHOUT_EFFECT: Final = tuple(effect for effect in Effect if Effect.ALREADY <= effect <= Effect.ILLEGAL)
+#: What `JobStore.retain` removes files of.
+_RETAINED: Final = ("state", "redo", "topics")
 _SIZES_EVERY_S: Final = 30.0
 
 Array = np.ndarray[Any, Any]
@@ -94,7 +96,11 @@ def watch_store(metrics: JobMetrics, store: JobStore, guard: ClockGuard, clock: 
     metrics.watch(metrics.behind, lambda: store.log.ends()[0] - store.marker.half_cursor, queue="half")
     metrics.watch(metrics.behind, lambda: store.log.ends()[1] - store.marker.op_cursor, queue="op")
     for name in TOTALS:
-        metrics.watch(metrics.totals, partial(_total, store, name), what=name)
+        metrics.totals.watch(name, partial(_total, store, name))
+    for effect in _WITHOUT_EFFECT:
+        metrics.ops_without_effect.labels(effect.name.lower())
+    for part in _RETAINED:
+        metrics.files_removed.labels(part)
     sizes = _Sizes(store.directory.root)
     for part in _Sizes.PARTS:
         metrics.watch(metrics.store_bytes, partial(sizes.of, part), part=part)

@@ -19,7 +19,26 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from escrow import __version__
-from escrow.cli import clock, config, exits, run, store, token
+from escrow.cli import (
+    clock,
+    completion,
+    config,
+    consume,
+    demo,
+    doctor,
+    exits,
+    export,
+    groups,
+    remote,
+    run,
+    send,
+    store,
+    token,
+    top,
+    topics,
+    tx,
+)
+from escrow.errors import EscrowError
 from escrow.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -38,10 +57,12 @@ class Command(Protocol):
         """Does the work; returns an exit code."""
 
 
-COMMANDS: tuple[Command, ...] = (run, config, token, clock, store)
+COMMANDS: tuple[Command, ...] = (
+    run, demo, doctor, top, tx, send, consume, groups, topics, export, store, clock, config, token, completion,
+)  # fmt: skip
 
 # Third-party modules that come with the server extra. A command that misses one of them needs that extra.
-SERVER_MODULES = frozenset({"numpy"})
+SERVER_MODULES = frozenset({"httptools", "httpx", "msgspec", "numpy", "prometheus_client", "pyarrow", "pyspark", "uvicorn"})
 
 DESCRIPTION = """\
 Escrow holds a message until its producer's local transaction is decided.
@@ -50,18 +71,21 @@ Escrow holds a message until its producer's local transaction is decided.
 EPILOG = """\
 examples:
   escrow run                      start the service; Ctrl-C stops it
-  escrow config show              every setting and where it came from
-  escrow token new NAME --produce GROUP
-                                  a token for a client
-  escrow clock                    did the wall clock jump? Are discards stopped?
+  escrow demo                     play producers and consumers against it, and tell what happens
+  escrow top                      a live view of it
+  escrow tx list --age-min 1m     what is in doubt for more than a minute
+  escrow doctor                   what is wrong with this machine, and what to do
   escrow store verify DIR         is this data directory sound?
-  escrow store dump DIR --state   look at the rows of the state table
-  escrow store --help             all tools for a data directory
+
+Every command has help of its own, with examples: escrow tx --help, escrow tx commit --help
 
 exit codes:
-  0  fine
-  1  the command worked and found problems (verify, clock)
-  2  wrong usage, or an error that is explained in one line
+  0    fine
+  1    the command worked and found problems, or Escrow said no to a part of it
+  2    wrong usage, or an error that is explained in one line
+  3    nobody answers at that URL, or Escrow cannot serve just now
+  4    the token is missing, unknown, or lacks the role
+  130  interrupted (Ctrl-C)
 """
 
 
@@ -78,14 +102,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _silence_stdout()
         return exits.BROKEN_PIPE
     except Exception as error:
-        message = _explain(error)
-        if message is None:
+        explained = _explain(error)
+        if explained is None:
             raise
         if args.traceback:
             traceback.print_exc()
+        message, code = explained
         for line in message.splitlines():
             print(f"escrow: {line}", file=sys.stderr)
-        return exits.ERROR
     return code
 
 
@@ -106,21 +130,23 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _explain(error: Exception) -> str | None:
-    """Returns the sentence for an error that a user can do something about, or None for a defect of ours."""
+def _explain(error: Exception) -> tuple[str, int] | None:
+    """(the sentence, the exit code) for an error that a user can do something about, or None for a defect of ours."""
+    if isinstance(error, EscrowError):
+        return remote.explain(error)
     if isinstance(error, ModuleNotFoundError):
         if (error.name or "").partition(".")[0] in SERVER_MODULES:
-            return "this command needs the server parts: pip install 'escrow[server]'"
+            return "this command needs the server parts: pip install 'escrow[server]'", exits.ERROR
         return None
-    if isinstance(error, SettingsError):
-        return str(error)
+    if isinstance(error, exits.UsageError | SettingsError):
+        return str(error), exits.ERROR
     if isinstance(error, OSError):
-        return ": ".join(str(part) for part in (error.filename, error.strerror) if part) or str(error)
+        return ": ".join(str(part) for part in (error.filename, error.strerror) if part) or str(error), exits.ERROR
     # A room's error can only have been raised where its errors are loaded, so nothing has to be imported to know one.
     for module, root in (("store.errors", "StoreError"), ("ingest.errors", "EdgeError")):
         errors = sys.modules.get(module)
         if errors is not None and isinstance(error, getattr(errors, root)):
-            return str(error) or type(error).__name__
+            return str(error) or type(error).__name__, exits.ERROR
     return None
 
 

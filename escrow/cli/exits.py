@@ -11,10 +11,16 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 OK = 0
-PROBLEMS = 1  # the command worked, and found something wrong (verify, clock)
+PROBLEMS = 1  # the command worked, and found something wrong (verify, clock, doctor), or Escrow said no to part of it (tx, send)
 ERROR = 2  # wrong usage (argparse's own code), or an error explained in one line
+UNREACHABLE = 3  # nobody answers at that URL, or Escrow cannot serve just now
+DENIED = 4  # the token is missing, unknown, or lacks the role
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+class UsageError(Exception):
+    """What was asked for cannot be done so; the text says what to do instead."""
 
 
 def usage_of(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
@@ -25,3 +31,14 @@ def usage_of(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
         return ERROR
 
     return run
+
+
+def add_command(
+    subparsers: Subparsers, name: str, run: Callable[[argparse.Namespace], int], *, summary: str, teaches: str, examples: str
+) -> argparse.ArgumentParser:
+    """Declares a command, or a tool of one, with help that is shown as it was written."""
+    parser = subparsers.add_parser(
+        name, help=summary, description=teaches, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(run=run)
+    return parser

@@ -81,4 +81,6 @@ def duration(seconds: float) -> str:
         return f"{whole_s} s"
     if whole_s < 3600:
         return f"{whole_s // 60} min {whole_s % 60} s"
-    return f"{whole_s // 3600} h {whole_s % 3600 // 60} min"
+    if whole_s < 86_400:
+        return f"{whole_s // 3600} h {whole_s % 3600 // 60} min"
+    return f"{whole_s // 86_400} d {whole_s % 86_400 // 3600} h"

@@ -1,13 +1,13 @@
 """Records and reports as text for people and as JSON for programs.
 
-Both are ASCII: whatever a record holds cannot disturb a terminal or break a line.
+Whatever a record holds cannot disturb a terminal or break a line: lines and reports are ASCII, tables are printable.
 """
 
 from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from numbers import Integral, Real
 
@@ -35,6 +35,25 @@ def text_report(report: Mapping[str, object], indent: str = "") -> str:
         else:
             lines.append(f"{indent}{key}: {_word(value)}{_human_size(key, value)}")
     return "\n".join(lines)
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns under their heads; numbers to the right, texts to the left."""
+    cells = [[cell(value) for value in row] for row in rows]
+    widths = [max(len(head), *(len(row[at]) for row in cells)) if cells else len(head) for at, head in enumerate(heads)]
+    right = [bool(rows) and all(isinstance(row[at], Real | None) for row in rows) for at in range(len(heads))]
+    lines = []
+    for row in (list(heads), *cells):
+        columns = zip(row, widths, right, strict=True)
+        lines.append("  ".join(text.rjust(width) if to_right else text.ljust(width) for text, width, to_right in columns).rstrip())
+    return "\n".join(lines)
+
+
+def cell(value: object, most: int = 0) -> str:
+    """A value in a table: printable characters only, at most so many."""
+    text = "-" if value is None or value == "" else f"{value:,}" if isinstance(value, Integral) else str(value)
+    text = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+    return text[: most - 1] + "…" if most and len(text) > most else text
 
 
 def _plain(value: object) -> object:

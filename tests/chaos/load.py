@@ -310,9 +310,9 @@ class Operator(Actor):
 
     def _resume(self, tx: Tx) -> None:
         tx.resumed = True
-        answers = self.link.insist(lambda client: client.resume([tx.id], "chaos"))
+        answers = self.link.insist(lambda client: client.act("resume", [tx.id], "chaos"))
         if answers is not None:
-            if answers[0]["verdict"] != "accepted":
+            if answers[0]["result"] != "accepted":
                 self.ledger.problems.append(f"the resume was answered {answers[0]}: {tx}")
             tx.plan, tx.unknowns = "silent", 0
             self.ledger.counts["resumed"] += 1

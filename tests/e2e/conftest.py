@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -86,3 +87,10 @@ def run(tmp_path_factory):
     assert code == 0, log.read_text()
     assert processes_of(data) == []
     assert verify(data / "store").problems == []
+
+
+@pytest.fixture(scope="session")
+def ports(run):
+    """The service's own, by those that the pages name."""
+    told = run.until(lambda: re.search(r"http://127\.0\.0\.1:(\d+)/metrics", run.log.read_text()))
+    return {"7480": run.port, "7482": int(told[1])}

@@ -140,6 +140,31 @@ def _consumed(rng: random.Random) -> list[tuple[str, str]]:
     return [*who, *_poll(rng), *rng.choice(([], [("tags", "a||b")], [("from", "latest")], [("visibility_s", "1")]))]
 
 
+def _filter(rng: random.Random) -> dict[str, Any]:
+    fields: dict[str, tuple[Any, ...]] = {
+        "state": ("pending", "discarded", "committed", "rolled_back", "quarantined", "settled", "any"),
+        "group": tuple(GROUPS),
+        "topic": tuple(TOPICS),
+        "key": ("", "k", "k" * 300, "\x02"),
+        "q": ("k", "A" * 58, "\x01", "ö"),
+        "age_min_s": (0, 1, 1 << 40),
+        "attempts_max": (0, 255),
+        "since_ms": (0, 1 << 62),
+    }
+    return {name: rng.choice(fields[name]) for name in rng.sample(sorted(fields), rng.randint(0, 3))}
+
+
+def _listed(rng: random.Random, pool: Pool) -> list[tuple[str, str]]:
+    found = [(name, str(value)) for name, value in _filter(rng).items()]
+    return [*found, ("limit", rng.choice(("1", "7", "1000"))), ("order", rng.choice(("oldest", "newest")))]
+
+
+def _action(rng: random.Random, pool: Pool) -> dict[str, Any]:
+    target = {"ids": [_id(rng, pool)]} if rng.random() < 0.7 else {"filter": _filter(rng), "expect": rng.randrange(3)}
+    action = rng.choice(("check", "commit", "rollback", "resume"))
+    return {"action": action, "reason": "r", "dry_run": rng.random() < 0.3, **target}
+
+
 ROUTES: dict[str, Callable[[random.Random, Pool], Request]] = {
     "POST /v1/halves": lambda rng, pool: Request("POST", "/v1/halves", content=_halves(rng, pool)),
     "POST /v1/messages": lambda rng, pool: Request("POST", "/v1/messages", content=_halves(rng, pool)),
@@ -170,9 +195,17 @@ ROUTES: dict[str, Callable[[random.Random, Pool], Request]] = {
     "POST /v1/groups/{group}/dead-letters/replay": lambda rng, pool: Request(
         "POST", _group(rng, pool) + "/dead-letters/replay", content=_letters(rng, pool)
     ),
-    "POST /v1/operator/resume": lambda rng, pool: Request(
-        "POST", "/v1/operator/resume", content={"ids": [_id(rng, pool)], "reason": "r"}
+    "GET /v1/operator/overview": lambda rng, pool: Request("GET", "/v1/operator/overview"),
+    "GET /v1/operator/transactions": lambda rng, pool: Request("GET", "/v1/operator/transactions", _listed(rng, pool)),
+    "GET /v1/operator/transactions/{id}": lambda rng, pool: Request(
+        "GET", f"/v1/operator/transactions/{quote(_id(rng, pool), safe='')}"
     ),
+    "POST /v1/operator/actions": lambda rng, pool: Request("POST", "/v1/operator/actions", content=_action(rng, pool)),
+    "GET /v1/operator/audit": lambda rng, pool: Request(
+        "GET", "/v1/operator/audit", [("limit", "3"), ("before", str(rng.randrange(9)))]
+    ),
+    "GET /v1/operator/groups": lambda rng, pool: Request("GET", "/v1/operator/groups"),
+    "GET /v1/operator/topics": lambda rng, pool: Request("GET", "/v1/operator/topics"),
     "GET /v1/status": lambda rng, pool: Request("GET", "/v1/status"),
     "GET /livez": lambda rng, pool: Request("GET", "/livez"),
     "GET /readyz": lambda rng, pool: Request("GET", "/readyz"),
@@ -180,7 +213,7 @@ ROUTES: dict[str, Callable[[random.Random, Pool], Request]] = {
     "GET /metrics": lambda rng, pool: Request("GET", "/metrics", headers=[(b"accept", rng.choice(ACCEPTS))]),
 }
 #: Most of what is sent goes where something can go wrong.
-WEIGHTS = [8, 4, 8, 4, 4, 6, 4, 4, 3, 3, 3, 3, 1, 1, 1, 0.2, 1]
+WEIGHTS = [8, 4, 8, 4, 4, 6, 4, 4, 3, 3, 3, 1, 6, 2, 6, 1, 1, 1, 1, 1, 1, 0.2, 1]
 
 # --- spoiling content -----------------------------------------------------------------------------------------------------------
 HOSTILE: tuple[Any, ...] = (

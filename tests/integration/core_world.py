@@ -14,6 +14,7 @@ from typing import Any
 
 from ingest import wire
 from ingest.core import Edge, EndAnswer, EndRequest
+from ingest.operator import Action, Result
 from store.frames import Frame
 from store.reader import LogReader
 from tests.integration.job_world import JobWorld
@@ -61,9 +62,9 @@ class CoreWorld(JobWorld):
         (answer,) = self.run(self.core.end([EndRequest(group, id, outcome, **rest)]))
         return answer
 
-    def resume(self, id: str) -> EndAnswer:
-        (answer,) = self.run(self.core.resume([id], "ada", "once more"))
-        return answer
+    def resume(self, id: str) -> Result:
+        (found,) = self.run(self.core.act(Action("resume", "ada", "once more", ids=[id]))).results
+        return found
 
     def id_of(self, half_offset: int, group: str = "g") -> str:
         """The id of a half that was put into the store directly."""

@@ -114,11 +114,11 @@ def test_22_30_61_operators_and_discarded_halves(make_core):
     spoil(core, core.edge.half_queue.read(half, half + 1)[0])
     op_end = core.edge.op_end
     answer = core.resume(unreadable)  # 22
-    assert (answer.verdict, answer.reason) == ("refused", "quarantined")
+    assert (answer.result, answer.detail) == ("refused", "quarantined")
     assert core.edge.op_end == op_end, "nothing was written"
     with pytest.raises(Corrupt):
         core.edge.read_half(half)
-    assert core.resume(readable).verdict == "accepted"  # 61
+    assert core.resume(readable).result == "accepted"  # 61
     core.settle()
     assert core.check_count(core.half_of(readable)) == 0
     assert [core.state(core.half_of(id)) for id in (readable, unreadable)] == [State.PREPARED, State.DISCARDED_MAX]
@@ -189,7 +189,7 @@ def test_33_63_64_66_a_rebuild_from_a_redo_log_of_many_files(make_core):
     core.end_all(halves[1:1_400:3], OpKind.ROLLBACK)
     for half in halves[1_400:1_410]:
         core.end(half, OpKind.DISCARD_MAX, group=None, via=Via.CHECKER)
-    assert core.resume(ids[1_400]).verdict == "accepted"
+    assert core.resume(ids[1_400]).result == "accepted"
     contradictory = [core.tell(ids[1_411], outcome).verdict for outcome in ("commit", "rollback", "commit")]
     assert contradictory == ["accepted", "conflict", "already"]  # 33
     assert core.run(core.core.status())["answers"]["conflict"] == 1

@@ -110,7 +110,8 @@ def test_settlement_and_checks(make_world):
         assert metric("escrow_settled_total", outcome="discard_max", via="checker") == 1
         assert metric("escrow_settled_total", outcome="discard_expired", via="checker") == 1
         assert (metric("escrow_pending"), metric("escrow_oldest_pending_age_seconds")) == (0, 0)
-        assert (metric("escrow_store_totals", what="prepares"), metric("escrow_store_totals", what="commits")) == (7, 3)
+        assert metric("escrow_transactions_total", event="prepares") == 7
+        assert metric("escrow_transactions_total", event="commits") == 3
 
 
 def test_batches_store_and_spark(make_world, monkeypatch):

@@ -26,7 +26,6 @@ from escrow import (
 from store.verify import verify
 from tests.support.fake_escrow import eventually
 from tests.support.live import live
-from tests.support.pages import run_page
 
 COUNT = 40
 
@@ -249,10 +248,3 @@ def test_kills_of_the_edge_lose_and_double_nothing(tmp_path):
                     message.ack()
                 assert sorted(found) == sorted(placed), "once each"
     assert verify(tmp_path / "data" / "store").problems == []
-
-
-@pytest.mark.parametrize("page", ["producers.md", "consumers.md"])
-def test_the_documentation_runs_as_it_stands(page, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with live(tmp_path / "data") as running:
-        run_page(page, running.port, capsys)

@@ -63,8 +63,10 @@ class EdgeClient:
         found = self.call("GET", f"/v1/groups/{quote(group, safe='')}/checks", member=member, max=max, wait_s=wait_s)["checks"]
         return [{**check, "body": b64decode(check["body"])} for check in found]
 
-    def resume(self, ids: Sequence[str], reason: str = "a test") -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.call("POST", "/v1/operator/resume", {"ids": list(ids), "reason": reason})["answers"]
+    def act(self, action: str, ids: Sequence[str], reason: str = "a test") -> list[dict[str, Any]]:
+        """As operator: check, commit, rollback or resume."""
+        given = {"action": action, "ids": list(ids), "reason": reason}
+        found: list[dict[str, Any]] = self.call("POST", "/v1/operator/actions", given)["results"]
         return found
 
     def consume(self, topic: str, group: str = "readers", consumer: str = "me", **query: Any) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from checker.policy import Policy
 from escrow.settings import Settings, load
 from ingest.core import Edge, EndRequest
 from ingest.deliveries import Delivery
+from ingest.operator import Action
 from ingest.plugged import make_edge
 from store.dictionary import Dictionary
 from store.frames import Message
@@ -91,6 +92,10 @@ class World:
     async def end(self, id: str, outcome: str, group: str = "g", **rest: Any) -> str:
         (answer,) = await self.edge.end([EndRequest(group, id, outcome, **rest)])
         return answer.verdict
+
+    async def act(self, action: str, *ids: str) -> list[str]:
+        """As operator; what was answered."""
+        return [each.result for each in (await self.edge.act(Action(action, "ada", "a test", ids=ids))).results]
 
     async def send(self, *bodies: bytes, topic: str = "t", key: str = "", tags: str = "", **rest: Any) -> None:
         """Ordinary messages."""

@@ -91,7 +91,7 @@ def test_the_life_of_a_transaction(client):
     assert client.end("other", second, "commit")["reason"] == "wrong group"
     assert client.end("g", first[:-1] + ("A" if first[-1] != "A" else "B"), "commit")["reason"].startswith("unknown id")
     assert client.transaction(second)["state"] == "PREPARED"
-    assert client.resume([second])[0]["verdict"] == "accepted"
+    assert client.act("resume", [second])[0]["result"] == "accepted"
     assert client.poll_checks("g", "me") == []
     status = client.status()
     assert status["half_end"] >= 2
@@ -229,8 +229,21 @@ def test_wrong_halves_name_the_field(client, content, field, says):
         ("GET /v1/groups/g/checks?member=m&wait_s=nan", None, (400, "wait_s")),
         ("GET /v1/groups/g/checks?member=m&colour=x", None, (400, "colour")),
         ("GET /v1/groups/g/checks?member=%ff", None, (400, "query")),
-        ("POST /v1/operator/resume", {"ids": "x", "reason": "r"}, (400, "ids")),
-        ("POST /v1/operator/resume", {"ids": ["x"]}, (400, "reason")),
+        ("POST /v1/operator/actions", {"action": "resume", "ids": "x", "reason": "r"}, (400, "ids")),
+        ("POST /v1/operator/actions", {"action": "resume", "ids": ["x"]}, (400, "reason")),
+        ("POST /v1/operator/actions", {"action": "resume", "ids": ["x"], "reason": ""}, (400, "reason")),
+        ("POST /v1/operator/actions", {"action": "forget", "ids": ["x"], "reason": "r"}, (400, "action")),
+        ("POST /v1/operator/actions", {"action": "resume", "reason": "r"}, (400, "ids")),
+        ("POST /v1/operator/actions", {"action": "resume", "ids": ["x"], "filter": {}, "reason": "r"}, (400, "ids")),
+        ("POST /v1/operator/actions", {"action": "commit", "filter": {}, "reason": "r"}, (400, "expect")),
+        ("POST /v1/operator/actions", {"action": "commit", "filter": {"state": "any"}, "reason": "r"}, (400, "filter.state")),
+        ("POST /v1/operator/actions", {"action": "commit", "filter": {"age": 1}, "reason": "r"}, (400, "filter.age")),
+        ("GET /v1/operator/transactions?state=lost", None, (400, "state")),
+        ("GET /v1/operator/transactions?limit=1001", None, (400, "limit")),
+        ("GET /v1/operator/transactions?cursor=x", None, (400, "cursor")),
+        ("GET /v1/operator/transactions?attempts_min=-1", None, (400, "attempts_min")),
+        ("GET /v1/operator/transactions/x", None, (404, "id")),
+        ("GET /v1/operator/audit?before=x", None, (400, "before")),
         ("GET /v1/transactions/x", None, (404, "id")),
         ("GET /v1/nonsense", None, (404, "")),
         ("DELETE /v1/halves", None, (405, "")),

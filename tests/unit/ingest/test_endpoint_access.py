@@ -64,7 +64,12 @@ def test_everybody_may_ask_whether_it_lives(guarded):
         ("POST", "/v1/messages", HALVES, {"g"}),
         ("GET", "/v1/groups/g/checks?member=m", None, {"g"}),
         ("POST", "/v1/ends", {"ends": [{"group": "g", "id": "x", "outcome": "commit"}]}, {"g"}),
-        ("POST", "/v1/operator/resume", {"ids": ["x"], "reason": "r"}, {"ops"}),
+        ("POST", "/v1/operator/actions", {"action": "resume", "ids": ["x"], "reason": "r"}, {"ops"}),
+        ("GET", "/v1/operator/overview", None, {"ops"}),
+        ("GET", "/v1/operator/transactions", None, {"ops"}),
+        ("GET", "/v1/operator/audit", None, {"ops"}),
+        ("GET", "/v1/operator/groups", None, {"ops"}),
+        ("GET", "/v1/operator/topics", None, {"ops"}),
         ("GET", "/v1/status", None, {"ops"}),
         ("GET", "/metrics", None, {"ops", "prometheus"}),
     ],
@@ -92,7 +97,7 @@ def test_who_resumed_stands_in_the_history(guarded):
     with EdgeClient(port, token=tokens["g"]) as client:
         (id,) = client.prepare([HALF])
     with EdgeClient(port, token=tokens["ops"]) as client:
-        client.resume([id])
+        client.act("resume", [id])
         assert [event.get("actor") for event in client.transaction(id)["history"] if event["event"] == "resumed"] == ["ops"]
 
 

@@ -144,11 +144,11 @@ def test_lapsed_requests_are_not_handed_over(tmp_path):
         (id,) = await due(w)
         w.now_ms += 30_000
         await w.poll("nobody")
-        w.edge._checks._seen("g")
+        w.edge._checks._seen("g", "m", "poll")
         w.round(after_ms=0)
         w.round(after_ms=0)
         await w.until(lambda: w.edge._checks.lapsed >= 1)
-        w.edge._checks._seen("g")
+        w.edge._checks._seen("g", "m", "poll")
         w.round()
         await w.waiting(1)
         assert await w.poll() == [id]
@@ -287,12 +287,12 @@ def test_transaction_timeout_and_immunity(tmp_path):
         await w.poll()
         w.round(after_ms=20_000)
         assert w.job.marker.check_end == 0, "age = timeout: not yet"
-        w.edge._checks._seen("g")
+        w.edge._checks._seen("g", "m", "poll")
         w.round(after_ms=1_000)
         await w.waiting(1)
         await w.poll()
         w.now_ms += 79_000
-        w.edge._checks._seen("g")
+        w.edge._checks._seen("g", "m", "poll")
         w.round(after_ms=1_000)
         await w.until(lambda: w.edge._checks.figures()["requests_waiting"] == 2)
         assert longer in await w.poll()
@@ -305,7 +305,7 @@ def test_unknown_for_ever_is_asked_check_max_times_then_discarded(tmp_path):
         id = await w.half()
         asked = 0
         for _ in range(12):
-            w.edge._checks._seen("g")
+            w.edge._checks._seen("g", "m", "poll")
             w.round()
             await asyncio.sleep(0.01)
             for each in await w.poll():
@@ -353,8 +353,7 @@ def test_a_proposal_older_than_a_resume_is_passed_over(tmp_path):
         w.settle()
         w.now_ms += 3 * 3_600_000
         # The operator resumes; the job has not read that yet and proposes on what it knows.
-        (answer,) = await w.edge.resume([id], "op", "give it time")
-        assert answer.verdict == "accepted"
+        assert await w.act("resume", id) == ["accepted"]
         _round_only(w)
         await w.until(lambda: w.edge._followers.passed_over == 1)
         assert w.row(0) == (State.PREPARED, 0)
@@ -374,7 +373,7 @@ def test_a_restarted_edge_remembers_the_resume(tmp_path):
         id = await w.half()
         w.settle()
         w.now_ms += 3 * 3_600_000
-        await w.edge.resume([id])
+        await w.act("resume", id)
         await w.edge.close()
         _round_only(w)
         await w.open_edge()
@@ -390,8 +389,7 @@ def test_resume_after_discard(tmp_path):
         w.round(after_ms=2 * 3_600_000 + 2_000)
         await w.until(lambda: w.edge._followers.discarded == 1)
         w.settle()
-        (answer, bad) = await w.edge.resume([id, "junk"], "op")
-        assert (answer.verdict, bad.verdict) == ("accepted", "refused")
+        assert sorted(await w.act("resume", id, "junk")) == ["accepted", "refused"]
         assert w.row(0) == (State.PREPARED, 0)
         assert await w.end(id, "commit") == "accepted"
         assert w.row(0)[0] == State.COMMITTED
@@ -469,7 +467,7 @@ def test_an_edge_that_is_older_than_the_first_state_file_sees_it(tmp_path):
         assert await asyncio.wait_for(w.poll(wait_s=10), 10) == [id]
         for _ in range(1_200):  # and the next state file too
             await w.half()
-        w.edge._checks._seen("g")
+        w.edge._checks._seen("g", "m", "poll")
         w.round()
         await w.waiting(1_201)
 

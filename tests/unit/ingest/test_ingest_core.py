@@ -158,7 +158,7 @@ def test_a_standby_refuses_halves_messages_ends_and_polls(tmp_path):
         ids.append(await w.half())
 
     async def standby(w):
-        for refused in (w.half(), w.edge.send([w.message()]), w.end(ids[0], "commit"), w.poll(), w.edge.resume(ids)):
+        for refused in (w.half(), w.edge.send([w.message()]), w.end(ids[0], "commit"), w.poll(), w.act("resume", *ids)):
             with pytest.raises(Standby, match="role = standby"):
                 await refused
         assert (await w.edge.status())["half_end"] == 1

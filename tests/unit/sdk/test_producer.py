@@ -38,7 +38,7 @@ def producer(escrow):
 
 def said(escrow, id):
     """(outcome, remark, from_check) of every end of this half."""
-    return [(end["outcome"], end["remark"], end["from_check"]) for end in escrow.halves[id].ends]
+    return [(end["outcome"], end.get("remark", ""), end.get("from_check", False)) for end in escrow.halves[id].ends]
 
 
 # --- send_in_transaction ------------------------------------------------------------------------------------------------------

@@ -170,13 +170,13 @@ def test_counting_while_the_edge_goes_on(store, settle, monkeypatch, seed):
         if end(store, half_offset, kind) == "accepted":
             state[half_offset] = 0 if kind == OpKind.RESUME else int(kind)
 
-    real = pending._Rows.groups_of
+    real = pending.Rows.groups_of
 
     def slow(self, half_offsets):
         time.sleep(0.002)
         return real(self, half_offsets)
 
-    monkeypatch.setattr(pending._Rows, "groups_of", slow)
+    monkeypatch.setattr(pending.Rows, "groups_of", slow)
     for _ in range(3):
         thread = threading.Thread(target=store.pending.count)
         thread.start()

@@ -1,0 +1,122 @@
+"""What can be said of the docs without a service: blocks parse, links lead somewhere, every page is listed."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scripts.configuration_page import PAGE, text_of_page
+from tests.integration.test_case_table import CASES
+from tests.support.pages import ROOT, PageError, PageRun, _fits, anchors, blocks, links, pages
+
+LINKING = [*pages(), "CHANGELOG.md", "store/FORMAT.md", "benchmarks/RESULTS.md"]
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_block_parses_and_says_who_runs_it(page):
+    for block in blocks(page):
+        if block.language == "python":
+            compile(block.given + block.text, block.where, "exec")
+        else:
+            script = block.text if block.language == "sh" else "\n".join(command for command, _ in block.commands())
+            done = subprocess.run(["sh", "-n"], input=block.given + script, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 0, f"{block.where}: {done.stderr}"
+        if block.run_by:
+            assert Path(page).name in (ROOT / block.run_by).read_text(), f"{block.where}: {block.run_by} does not name this page"
+
+
+@pytest.mark.parametrize("page", LINKING)
+def test_every_link_leads_somewhere(page):
+    broken = []
+    for target in links(page):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    assert broken == []
+
+
+def test_the_index_lists_every_page():
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert [page for page in pages() if page.startswith("docs/") and f"({Path(page).name})" not in index] == ["docs/README.md"]
+
+
+def test_the_page_of_settings_is_what_the_settings_say():
+    assert PAGE.read_text() == text_of_page(), "run make pages"
+
+
+# --- guarantees and their tests ---
+GUARANTEES = (ROOT / "docs" / "guarantees.md").read_text()
+
+
+def functions(path):
+    return {
+        node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
+
+
+def test_every_test_that_a_guarantee_names_exists():
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", GUARANTEES)
+    assert len(named) > 50
+    missing = [f"{path}::{name}" for path, name in named if name and name not in functions(ROOT / path)]
+    assert missing + [path for path, _ in named if not (ROOT / path).exists()] == []
+
+
+def test_every_case_is_listed_with_the_tests_that_play_it():
+    rows = re.findall(r"^\| (\d+) \| (.*?) \| (.*?) \|$", GUARANTEES, re.MULTILINE)
+    assert {int(number): (what, tuple(re.findall(r"`(\w+)`", tests))) for number, what, tests in rows} == CASES
+
+
+# --- the runner itself ---
+def page_of(tmp_path, monkeypatch, text):
+    (tmp_path / "page.md").write_text(text)
+    monkeypatch.setattr("tests.support.pages.ROOT", tmp_path)
+    for name in (".venv", "conf", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "its-data").mkdir()
+    return PageRun(tmp_path / "run", tmp_path / "its-data", {"7480": 1234})
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("```sh\nfalse\ntrue\n```\n", "ends with 1"),
+        ("<!-- docs: exits 1 -->\n```sh\ntrue\n```\n", "ends with 0"),
+        ("```console\n$ echo 7480\n7480\n```\n", "promises"),
+        ("```python\nraise ValueError('no')\n```\n", "ValueError: no"),
+        ("```python\nprint(1)  # 2\n```\n", "promises '2'"),
+        ("<!-- docs: whatever -->\n```sh\ntrue\n```\n", "is none of"),
+        ("<!-- docs: skip: -->\n```sh\ntrue\n```\n", "is none of"),
+    ],
+)
+def test_a_block_that_does_not_keep_its_word(tmp_path, monkeypatch, text, wrong):
+    made = page_of(tmp_path, monkeypatch, text)
+    with pytest.raises(PageError, match=wrong):
+        made.run("page.md")
+    made.close()
+
+
+def test_what_a_page_may_do(tmp_path, monkeypatch):
+    made = page_of(
+        tmp_path,
+        monkeypatch,
+        "```sh\necho 7480 > file\ntest -d data\n```\n"
+        "<!-- docs: given\nword=hello\n-->\n```console\n$ echo $word you\nhello …\n$ cat file\n1234\n```\n"
+        "<!-- docs: apart -->\n```sh\ntest ! -e data\n```\n"
+        "<!-- docs: skip: nobody has that program -->\n```sh\nno-such-program\n```\n"
+        "```python\nx = 1\n```\n```python\nprint(x + 1)  # 2: it remembers\n```\n"
+        "```toml\nnot = run\n```\n",
+    )
+    assert made.run("page.md") == 5
+    made.close()
+
+
+def test_what_an_ellipsis_stands_for():
+    assert _fits("a … c\n", "a b\nb c\n")
+    assert not _fits("a … c\n", "a b d\n")
