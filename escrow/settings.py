@@ -476,6 +476,15 @@ class Settings:
     spark_driver_memory_bytes: int = _key(
         "sparkDriverMemory", "size", '"1GiB"', "Heap of the Spark driver.", least=256 << 20, most=1 << 40
     )
+    spark_driver_host: str = _key(
+        "sparkDriverHost", "text", '"127.0.0.1"', "Where executors reach the driver; another machine's need its address."
+    )
+    spark_executor_memory_bytes: int = _key(
+        "sparkExecutorMemory", "size", '"1GiB"', "Heap of each executor of a cluster.", least=256 << 20, most=1 << 40
+    )
+    spark_conf_file: str = _key(
+        "sparkConfFile", "path", '""', "More of Spark's own settings for a cluster, as in spark-defaults.conf (Kafka mode)."
+    )
     spark_ui_port: int = _key("sparkUiPort", "count", "0", "Port of Spark's own pages; 0 = they are off.", **_PORT)
     clock_drift_max_ms: int = _key(
         "clockDriftMax", "duration", '"60s"', "Discards stop when wall time leaves monotonic time by more than this.",
@@ -511,7 +520,7 @@ class Settings:
     kafka_lease_timeout_ms: int = _key(
         "kafkaLeaseTimeout",
         "duration",
-        '"10s"',
+        '"6s"',
         "A master that is silent for this long loses the lease.",
         least=6_000,
         most=300_000,

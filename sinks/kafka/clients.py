@@ -6,11 +6,12 @@ from their files when the options are made, never logged, and reach executors in
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, ResourceType
 
 from sinks.errors import KafkaUnfit
@@ -157,3 +158,16 @@ def _require_append_time(admin: AdminClient, topics: Topics) -> None:
 def shard_count(admin: AdminClient, topics: Topics) -> int:
     """Partitions of the half topic now."""
     return len(admin.list_topics(topics.half, timeout=ADMIN_S).topics[topics.half].partitions)
+
+
+def bounds_of(consumer: Consumer, topic: str, partition: int, timeout_s: float = 30.0) -> tuple[int, int]:
+    """(begin, end) of a partition. Asked again while its leader is being found: a topic that was just made has none yet."""
+    give_up_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
+            return int(low), int(high)
+        except KafkaException:
+            if time.monotonic() > give_up_s:
+                raise
+            time.sleep(0.1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, cast
 
 from store.records import OpKind, Via
 
@@ -76,11 +76,11 @@ def op_headers(
     return [(name, str(value).encode()) for name, value in given.items() if value is not None]
 
 
-def own_headers(headers: Iterable[tuple[str, bytes | None]] | None) -> list[tuple[str, bytes | None]]:
-    """The message's own headers: those that are not Escrow's."""
-    return [header for header in headers or () if not header[0].startswith(OURS)]
+def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
+    """Headers of a message that confluent-kafka read; its own type is wider."""
+    return cast("list[tuple[str, bytes | None]]", message.headers() or [])
 
 
-def first_header(headers: Iterable[tuple[str, bytes | None]] | None, name: str) -> bytes | None:
+def first_header(headers: Iterable[tuple[str, bytes | None]], name: str) -> bytes | None:
     """The value of the first header of that name."""
-    return next((value for key, value in headers or () if key == name), None)
+    return next((value for key, value in headers if key == name), None)
