@@ -39,9 +39,23 @@ T = TypeVar("T")
 
 def make_edge(settings: Settings, *, now_ms: Callable[[], int] = wall_ms) -> Edge:
     """The edge with everything that is installed and configured."""
-    edge = PluggedEdge(settings, now_ms=now_ms) if installed(GROUP) else Edge(settings, now_ms=now_ms)
+    edge = _kafka_edge(settings, now_ms) if settings.mode == "kafka" else _embedded_edge(settings, now_ms)
     edge.parts.append(Transports(edge))
     return edge
+
+
+def _embedded_edge(settings: Settings, now_ms: Callable[[], int]) -> Edge:
+    return PluggedEdge(settings, now_ms=now_ms) if installed(GROUP) else Edge(settings, now_ms=now_ms)
+
+
+def _kafka_edge(settings: Settings, now_ms: Callable[[], int]) -> Edge:
+    if installed(GROUP):
+        raise CannotStart(f"a plug-in ({GROUP}) is installed, and Kafka mode has no place for one: uninstall it")
+    try:
+        from ingest.kafka.edge import KafkaEdge  # noqa: PLC0415  (its client library is an extra)
+    except ModuleNotFoundError as error:
+        raise CannotStart(f"mode = kafka needs the Python package {error.name}: pip install 'escrow[server,kafka]'") from error
+    return KafkaEdge(settings, now_ms=now_ms)
 
 
 class InnerService:

@@ -227,7 +227,9 @@ class OpFollower:
             halves = self._halves.read(partition, named) if named else {}
             owners = {half_offset: _group_of(half) for half_offset, half in halves.items()}
             for half_offset, groups in wanted.items():
-                good.update((partition, half_offset, group) for group in groups if group is not None and owners.get(half_offset) == group)
+                good.update(
+                    (partition, half_offset, group) for group in groups if group is not None and owners.get(half_offset) == group
+                )
                 if None in groups and half_offset < self._half_end(partition, half_offset):
                     good.add((partition, half_offset, None))
         return good

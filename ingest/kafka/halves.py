@@ -58,7 +58,7 @@ class Reader:
         self._consumer.assign([TopicPartition(self._topic, partition, run[0])])
         while time.monotonic() < end_s:
             first = self._consumer.poll(0.5)
-            messages = [first, *self._consumer.consume(_AT_ONCE, 0)] if first is not None else []
+            messages: list[Any] = [first, *self._consumer.consume(_AT_ONCE, 0)] if first is not None else []
             for message in messages:
                 error = message.error()
                 if error is not None and error.code() == KafkaError._PARTITION_EOF:

@@ -60,13 +60,18 @@ class RealTopics:
             raise InvalidRecord(f"topic: {name} is Escrow's own; producers may not send to it")
         if not _TOPIC.fullmatch(name):
             raise InvalidRecord(f"topic: {name[:40]!r} has characters other than letters, digits and . _ -, which Kafka refuses")
-        found = self._found.get(name)
-        if found is None or time.monotonic() - found.at_s > (LOOK_S if found.partitions and found.may_write else FRESH_S):
-            found = await self._ask(name)
+        found = await self.look_at(name)
         if not found.partitions:
             raise InvalidRecord(f"topic: {name} is not there in Kafka: make it first (kafka-topics --create --topic {name})")
         if not found.may_write:
             raise KafkaRefused(f"topic: Escrow may not write to {name} in Kafka: give its Kafka user the right to")
+        return found
+
+    async def look_at(self, name: str) -> RealTopic:
+        """What Kafka says, or said a moment ago, of any topic."""
+        found = self._found.get(name)
+        if found is None or time.monotonic() - found.at_s > (LOOK_S if found.partitions and found.may_write else FRESH_S):
+            found = await self._ask(name)
         return found
 
     async def _ask(self, name: str) -> RealTopic:
@@ -84,9 +89,9 @@ class RealTopics:
         return found
 
     def _look(self, name: str) -> RealTopic:
-        described = self._admin.describe_topics(
-            TopicCollection([name]), include_authorized_operations=True, request_timeout=ASK_S
-        )[name]
+        described = self._admin.describe_topics(TopicCollection([name]), include_authorized_operations=True, request_timeout=ASK_S)[
+            name
+        ]
         try:
             topic = described.result(ASK_S)
         except KafkaException as error:
@@ -96,7 +101,10 @@ class RealTopics:
         allowed = topic.authorized_operations
         config = next(iter(self._admin.describe_configs([ConfigResource(ResourceType.TOPIC, name)]).values())).result(ASK_S)
         return RealTopic(
-            len(topic.partitions), int(config["max.message.bytes"].value), not allowed or AclOperation.WRITE in allowed, time.monotonic()
+            len(topic.partitions),
+            int(config["max.message.bytes"].value),
+            not allowed or AclOperation.WRITE in allowed,
+            time.monotonic(),
         )
 
 

@@ -1,4 +1,4 @@
-"""One op record of the op topic, read. Whatever stands in a record, reading it raises nothing: what does not fit counts for nothing."""
+"""One op record, read. Whatever stands in it, reading raises nothing: what does not fit docs/kafka.md counts for nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A half's place as one number, for those who keep halves by number: partition in the upper 16 bits, half_offset in the lower 47."""
+"""A half's place, and the same as one number: the partition in 16 bits, the half_offset in the 47 below them."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class PlaceSealer:
     def is_good(self, text: str, place: Place, group: str) -> bool:
         """All keys are tried, so that the answer takes as long for every id that is not good."""
         given = text.encode("utf-8", "surrogatepass")
-        return any([hmac.compare_digest(self._text(each, place, group).encode(), given) for each in self._keyed])
+        return max([hmac.compare_digest(self._text(each, place, group).encode(), given) for each in self._keyed])
 
     def _text(self, key: hashlib.blake2b, place: Place, group: str) -> str:
         name = place_of(*place)

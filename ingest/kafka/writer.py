@@ -119,8 +119,7 @@ class Writer:
             compression_type="lz4",
             queue_buffering_max_kbytes=max(queued_bytes_max >> 10, 1 << 10),
             message_max_bytes=1_000_000_000,  # what a topic takes is the topic's to say (messages.py)
-            error_cb=self._heard,
-        )
+        ) | {"error_cb": self._heard}
         self._reach, self._queued_bytes_max = reach, queued_bytes_max
         self._loop = asyncio.get_running_loop()
         self._producer = Producer(self._options)
