@@ -9,5 +9,8 @@ ends.py      how each half has ended: follows the op topic
 halves.py    halves read by partition and offset
 checks.py    check requests: from the check topic to members that poll
 history.py   what is known of one transaction
-places.py    a half's place as one number
+dedup.py     dedup keys, by endpoint
+quotas.py    rates
+job.py       whether there is a job
+places.py    a half's place, and the same as one number
 """

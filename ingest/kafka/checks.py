@@ -6,8 +6,8 @@ when nobody has polled for presenceTtl. A membership is a consumer and a thread:
 for tens of thousands.
 
 A request is done when it was handed over, when its half has ended, or when it has lapsed: a round is over after
-transactionCheckInterval, and the job asks again if it must. What is done is committed in the consumer group, so a request that was read
-and not handed over is read again by whoever has the partition next.
+transactionCheckInterval, and the job asks again if it must. What is done is committed in the consumer group, so a request that
+was read and not handed over is read again by whoever has the partition next.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -64,6 +65,7 @@ class Membership:
         topic: str,
         group: str,
         begin_s: float,
+        *,
         arrived: Callable[[str, list[Asked]], None],
         lost: Callable[[str, set[int]], None],
     ) -> None:
@@ -72,6 +74,7 @@ class Membership:
         self._loop = asyncio.get_running_loop()
         self._consumer = Consumer(options)
         self._open: dict[int, dict[int, bool]] = {}
+        self._commits: dict[int, int] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self.held = 0
@@ -81,8 +84,7 @@ class Membership:
 
     # --- in the event loop ------------------------------------------------------------------------------------------------
     def done(self, asked: Iterable[Asked]) -> None:
-        """These need not be read again."""
-        commit = []
+        """These need not be read again. The thread commits it: a call from here would wait for the thread's."""
         with self._lock:
             for each in asked:
                 offsets = self._open.get(each.partition)
@@ -91,12 +93,7 @@ class Membership:
                 offsets[each.offset] = True
                 following = _take_done(offsets)
                 if following is not None:
-                    commit.append(TopicPartition(self._topic, each.partition, following))
-        if commit:
-            try:
-                self._consumer.commit(offsets=commit, asynchronous=True)
-            except (KafkaException, RuntimeError) as error:  # lost or closed meanwhile: they are read again, which does no harm
-                LOG.info("checks of %s: %s", self._group, error)
+                    self._commits[each.partition] = following
 
     async def close(self) -> None:
         self._stopping.set()
@@ -109,13 +106,23 @@ class Membership:
             while not self._stopping.is_set():
                 try:
                     self._read()
+                    self._commit()
                 except KafkaException as error:
                     self.trouble = error.args[0].str()
                     self._stopping.wait(AGAIN_S)
         except Exception:  # a defect must not go unheard
             LOG.exception("checks of %s", self._group)
         finally:
+            with suppress(KafkaException):  # what is not committed is read again, which does no harm
+                self._commit(asynchronous=False)
             self._consumer.close()
+
+    def _commit(self, *, asynchronous: bool = True) -> None:
+        with self._lock:
+            commits, self._commits = self._commits, {}
+        if commits:
+            offsets = [TopicPartition(self._topic, partition, offset) for partition, offset in commits.items()]
+            self._consumer.commit(offsets=offsets, asynchronous=asynchronous)  # type: ignore[call-overload]
 
     def _read(self) -> None:
         if self.held > HELD_MAX:
@@ -157,6 +164,7 @@ class Membership:
         with self._lock:
             for partition in gone:
                 self._open.pop(partition, None)
+                self._commits.pop(partition, None)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._lost, self._group, gone)
 
@@ -259,7 +267,7 @@ class KafkaChecks:
                 queued_max_messages_kbytes=16_384,
             )  # fmt: skip
             self._memberships[group] = Membership(
-                options, self._topic, group, 2 * self._lapse_s + AGAIN_S, self._arrived, self._lost
+                options, self._topic, group, 2 * self._lapse_s + AGAIN_S, arrived=self._arrived, lost=self._lost
             )
 
     def _take(self, handover: Handover, max_requests: int, max_bytes: int, passing_over: Container[int]) -> Handover:

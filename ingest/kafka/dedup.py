@@ -1,5 +1,5 @@
-"""Dedup keys: a half with a key that was used within dedupWindow is the same half. Kept in mapped files of this endpoint (`store.dedup`), so
-they survive its restart, and are forgotten with its directory; other endpoints know nothing of them."""
+"""Dedup keys: a half with a key that was used within dedupWindow is the same half. Kept in mapped files of this endpoint
+(`store.dedup`), so they survive its restart, and are forgotten with its directory; other endpoints know nothing of them."""
 
 from __future__ import annotations
 

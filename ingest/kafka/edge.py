@@ -38,10 +38,10 @@ from ingest.kafka.history import KafkaHistories
 from ingest.kafka.job import JobWatch
 from ingest.kafka.messages import RealTopics, check_message, half_record, message_record
 from ingest.kafka.places import Place
+from ingest.kafka.quotas import RateQuotas
 from ingest.kafka.sealing import PlaceSealer, place_in
 from ingest.kafka.writer import Reach, Record, Writer
 from ingest.operator import KIND_OF, RESULTS, Action, Audited, Done, Result
-from ingest.quotas import Quotas
 from sinks.errors import KafkaUnfit
 from sinks.kafka.clients import Connection, ensure_topics
 from sinks.kafka.contract import Topics, op_headers
@@ -59,30 +59,6 @@ CONSUME: Final = (
 OPERATE: Final = (
     "this list is the embedded store's; in Kafka mode look at the metrics, at GET /v1/transactions/{id} and at the topics"
 )
-
-
-class _Pending:
-    """In the place of the store's count, for quotas: nobody here knows what is pending."""
-
-    known = stale = False
-    counts: Sequence[int] = ()
-    ended: Sequence[int] = ()
-
-    def close(self) -> None:
-        """Holds nothing."""
-
-
-class _Dictionary:
-    groups: Sequence[str] = ()
-
-    def group_no(self, _group: str) -> None:
-        return None
-
-
-class _NoStore:
-    """What `Quotas` asks of a store: rates need nothing of it."""
-
-    pending, dictionary = _Pending(), _Dictionary()
 
 
 class KafkaEdge(Edge):
@@ -154,7 +130,8 @@ class KafkaEdge(Edge):
         self._ends.start()
         self._kafka_histories = KafkaHistories(connection, self.topics, self._place_sealer, self._ends)
         self._send_once = SendOnce(settings.store_dir / "kafka-dedup", -(-settings.dedup_window_ms // 1000))
-        self.quotas = Quotas(settings, self.groups, _NoStore(), self._now_ms)  # type: ignore[arg-type]
+        self.quotas = quotas = RateQuotas(settings, self.groups, self._now_ms)
+        self.notice = "; ".join(filter(None, (self.notice, quotas.notice)))
         self._kafka_checks = KafkaChecks(
             connection, self.topics.check, settings.kafka_check_group_prefix, self._has_ended, self._now_ms,
             lapse_s=settings.check_interval_ms / 1000, linger_s=settings.presence_ttl_ms / 1000,

@@ -1,14 +1,15 @@
 """How each half has ended: follows all op partitions, `read_committed`, and keeps one byte a half.
 
-The order of the op partition decides; `store.ends.judge` is the rule, as in the embedded store. An end of this endpoint is answered
-when its own record was read back here: the answer is what the rule says at that very place of the partition, so it is final, and every
-endpoint that reads the same partition says the same.
+The order of the op partition decides; `store.ends.judge` is the rule, as in the embedded store. An end of this endpoint is
+answered when its own record was read back here: the answer is what the rule says at that very place of the partition, so it is
+final, and every endpoint that reads the same partition says the same.
 
-Own records are known by their key: 8 bytes that this process chose at its start, then a number. Kept in memory only, and built anew
-from the op topic at every start; the op topic is kept for 2 × fileReservedTime, so that bounds it. Ends of halves that are gone from
-the half topic are let go.
+Own records are known by their key: 8 bytes that this process chose at its start, then a number. Kept in memory only, and built
+anew from the op topic at every start; the op topic is kept for 2 × fileReservedTime, so that bounds it. Ends of halves that are
+gone from the half topic are let go.
 
-An op that names a group counts if that is the half's: an endpoint's op shows it by its sealed id; for any other one the half is looked up.
+An op that names a group counts if that is the half's: an endpoint's op shows it by its sealed id; for any other one the half is
+looked up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Halves read by partition and offset, for those who have no index of them: one consumer that jumps. Used in one thread at a time."""
+"""Halves read by partition and offset: one consumer that jumps. Used by one thread at a time."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A message's key (KEYS) is the record's key; all its other properties, TAGS among them, are headers of the same name.
 
-`RealTopics` knows of each real topic whether it is there, how many partitions it has, the largest record that it takes and whether we may
-write to it. Asked for at the first use and again after LOOK_S: a topic that is made while a producer waits is found within FRESH_S.
+`RealTopics` knows of each real topic whether it is there, how many partitions it has, the largest record that it takes and
+whether we may write to it. Asked for at the first use and again after LOOK_S: a topic that is made while a producer waits is found within FRESH_S.
 """
 
 from __future__ import annotations

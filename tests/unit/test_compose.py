@@ -1,4 +1,4 @@
-"""docker-compose.yml without Docker: it fits the schema of Compose, its variables resolve, what it names exists; no secret in it."""
+"""docker-compose.yml without Docker: it fits the schema of Compose, its variables resolve, what it names exists; no secret."""
 
 from __future__ import annotations
 
