@@ -264,7 +264,7 @@ class KafkaChecks:
             options = self._connection.librdkafka(
                 group_id=self._prefix + group, enable_auto_commit=False, auto_offset_reset="earliest",
                 isolation_level="read_committed", session_timeout_ms=10_000, heartbeat_interval_ms=1_000,
-                queued_max_messages_kbytes=16_384,
+                queued_max_messages_kbytes=16_384, reconnect_backoff_max_ms=1000,
             )  # fmt: skip
             self._memberships[group] = Membership(
                 options, self._topic, group, 2 * self._lapse_s + AGAIN_S, arrived=self._arrived, lost=self._lost

@@ -40,7 +40,7 @@ from ingest.kafka.messages import RealTopics, check_message, half_record, messag
 from ingest.kafka.places import Place
 from ingest.kafka.quotas import RateQuotas
 from ingest.kafka.sealing import PlaceSealer, place_in
-from ingest.kafka.writer import Reach, Record, Writer
+from ingest.kafka.writer import LOOK_TIMEOUT_S, Reach, Record, Writer
 from ingest.operator import KIND_OF, RESULTS, Action, Audited, Done, Result
 from sinks.errors import KafkaUnfit
 from sinks.kafka.clients import Connection, ensure_topics
@@ -101,9 +101,9 @@ class KafkaEdge(Edge):
                 return await asyncio.to_thread(procedure)
             except KafkaUnfit as error:
                 raise CannotStart(str(error)) from error
-            except KafkaException as error:
+            except (KafkaException, TimeoutError) as error:
                 if time.monotonic() > give_up_s:
-                    reason, servers = error.args[0].str(), self.settings.kafka_bootstrap_servers
+                    reason, servers = str(error) or "no answer", self.settings.kafka_bootstrap_servers
                     raise CannotStart(f"Kafka at {servers} does not answer ({reason}): is kafkaBootstrapServers right?") from error
             await asyncio.sleep(AGAIN_S)
 
@@ -121,7 +121,7 @@ class KafkaEdge(Edge):
     def _open_rest(self) -> None:
         settings, connection = self.settings, self._connection
         self.started_at_ms = self._now_ms()
-        self._reach = Reach(lambda: self._ops.look(self.topics.half))
+        self._reach = Reach(self._look)
         # Ends have a producer of their own: they never wait behind halves.
         self._halves = Writer(connection, self._reach, "halves", queued_bytes_max=settings.max_queued_bytes)
         self._ops = Writer(connection, self._reach, "ends", queued_bytes_max=settings.max_queued_bytes)
@@ -139,6 +139,10 @@ class KafkaEdge(Edge):
         self._job = JobWatch(connection.admin(), settings.kafka_lease_group)
         for loop_of in (self._reach.run, self._kafka_checks.run, self._job.run):
             self._start(loop_of())
+
+    def _look(self) -> None:
+        """In a thread: KafkaException unless Kafka answers. By a new client: one that has nothing to send does not connect anew."""
+        self._connection.admin().list_topics(self.topics.half, timeout=LOOK_TIMEOUT_S)
 
     async def _catch_up(self) -> None:
         try:
@@ -248,8 +252,8 @@ class KafkaEdge(Edge):
                 error.number = number
                 raise
 
-    def _unreachable(self, error: KafkaException) -> EdgeError:
-        reason = error.args[0].str()
+    def _unreachable(self, error: Exception) -> EdgeError:
+        reason = error.args[0].str() if isinstance(error, KafkaException) else "no answer"
         self._reach.failed(reason)
         return KafkaUnreachable(f"Kafka does not answer ({reason}): try again later")
 

@@ -35,7 +35,7 @@ from store.ends import OPEN, Answer, Verdict, byte_after, judge
 from store.records import OpKind
 
 POLL_S: Final = 0.2
-ASK_S: Final = 10.0
+ASK_S: Final = 5.0
 #: How often new partitions and halves that are gone are looked for.
 LOOK_S: Final = 5.0
 AGAIN_S: Final = 0.5
@@ -133,10 +133,10 @@ class OpFollower:
         looked_s = -LOOK_S
         while not self._stopping.is_set():
             try:
+                self._follow()
                 if time.monotonic() - looked_s >= LOOK_S:
                     self._look()
                     looked_s = time.monotonic()
-                self._follow()
                 self.trouble = ""
             except KafkaException as error:
                 self.trouble = f"ops cannot be read: {error.args[0].str()}"

@@ -15,6 +15,8 @@ from sinks.kafka.clients import Connection
 GAP_MAX: Final = 256
 ASK_S: Final = 10.0
 _AT_ONCE: Final = 512
+#: After an outage everybody is back soon: the brokers of one endpoint are few.
+RECONNECT_MS: Final = 1000
 #: librdkafka wants one; nothing is ever committed in it, and nobody joins it.
 NO_GROUP: Final = "escrow-reads-only"
 
@@ -23,7 +25,7 @@ def reading(connection: Connection, **more: Any) -> dict[str, Any]:
     """Options of a consumer that belongs to no group and sees only what was committed."""
     return connection.librdkafka(
         group_id=NO_GROUP, enable_auto_commit=False, enable_partition_eof=True, isolation_level="read_committed",
-        auto_offset_reset="earliest", **more,
+        auto_offset_reset="earliest", reconnect_backoff_max_ms=RECONNECT_MS, **more,
     )  # fmt: skip
 
 

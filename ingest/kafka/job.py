@@ -23,7 +23,7 @@ class JobWatch:
         while True:
             try:
                 members = await asyncio.to_thread(self._members)
-            except KafkaException:  # out of reach: nothing is known of it
+            except (KafkaException, TimeoutError):  # out of reach: nothing is known of it
                 members = 0
             if members:
                 self.state = "running"

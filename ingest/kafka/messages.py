@@ -3,7 +3,8 @@
 A message's key (KEYS) is the record's key; all its other properties, TAGS among them, are headers of the same name.
 
 `RealTopics` knows of each real topic whether it is there, how many partitions it has, the largest record that it takes and
-whether we may write to it. Asked for at the first use and again after LOOK_S: a topic that is made while a producer waits is found within FRESH_S.
+whether we may write to it. Asked for at the first use and again after LOOK_S: a topic that is made while a producer waits is
+found within FRESH_S.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class RealTopic:
 class RealTopics:
     """Lives in the event loop; asks Kafka in threads, at most once at a time for each topic."""
 
-    def __init__(self, admin: AdminClient, own: Sequence[str], on_failure: Callable[[KafkaException], EdgeError]) -> None:
+    def __init__(self, admin: AdminClient, own: Sequence[str], on_failure: Callable[[Exception], EdgeError]) -> None:
         self._admin, self._own, self._on_failure = admin, frozenset(own), on_failure
         self._found: dict[str, RealTopic] = {}
         self._asking: dict[str, asyncio.Task[RealTopic]] = {}
@@ -81,7 +82,7 @@ class RealTopics:
             task.add_done_callback(lambda _: self._asking.pop(name, None))
         try:
             found = await asyncio.shield(task)
-        except KafkaException as error:
+        except (KafkaException, TimeoutError) as error:
             raise self._on_failure(error) from error
         if len(self._found) >= TOPICS_MAX:
             self._found.clear()

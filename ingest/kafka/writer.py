@@ -116,6 +116,7 @@ class Writer:
             partitioner=PARTITIONER,
             delivery_timeout_ms=DELIVERY_MS,
             linger_ms=1,
+            reconnect_backoff_max_ms=1000,
             compression_type="lz4",
             queue_buffering_max_kbytes=max(queued_bytes_max >> 10, 1 << 10),
             message_max_bytes=1_000_000_000,  # what a topic takes is the topic's to say (messages.py)
@@ -154,10 +155,6 @@ class Writer:
     def waiting(self) -> int:
         """Records on their way."""
         return len(self._producer)
-
-    def look(self, topic: str) -> None:
-        """In a thread: KafkaException unless Kafka answers."""
-        self._producer.list_topics(topic, timeout=LOOK_TIMEOUT_S)
 
     def _tell(self) -> None:
         while self._reports:

@@ -345,7 +345,8 @@ def test_a_poll_makes_the_group_live_and_gets_its_requests(
     stored_at_ms = check.pop("stored_at_ms")
     assert stored_at_ms > 0
     assert check == {
-        "id": id, "topic": "paid", "key": "k", "tags": "", "body": b"hello", "properties": {"own": "yes"}, "attempt": 3, "born_at_ms": 77,
+        "id": id, "topic": "paid", "key": "k", "tags": "", "body": b"hello", "properties": {"own": "yes"}, "attempt": 3,
+        "born_at_ms": 77,
     }  # fmt: skip
     assert client.end(group, check["id"], "commit", from_check=True)["verdict"] == "accepted"
     assert client.transaction(id)["history"][-1]["by"] == "check"

@@ -118,15 +118,16 @@ def test_the_broker_is_killed_and_comes_back(cluster: Cluster, world: KafkaWorld
 def test_the_broker_does_not_answer_for_a_while(cluster: Cluster, world: KafkaWorld, endpoint: Endpoint) -> None:
     with EdgeClient(endpoint.port) as client, Load(endpoint.port) as load:
         until(answered(load))
+        [open_] = client.prepare([HALF])
         cluster.brokers[0].pause()
         try:
-            until(lambda: load.refused and client.status()["kafka"]["reachable"] is False)
+            until(lambda: client.status()["kafka"]["reachable"] is False and load.refused)
             assert figures(client)["escrow_kafka_reachable"] == 0
             # Once it is known, nobody waits: the refusal comes at once, and tells when to try again.
             for call in (
                 lambda: client.prepare([HALF]),
                 lambda: client.send([HALF]),
-                lambda: client.end(GROUP, next(iter(load.acknowledged)), "unknown", remark="hm"),
+                lambda: client.end(GROUP, open_, "commit"),
             ):
                 with pytest.raises(RemoteError) as refused:
                     call()
