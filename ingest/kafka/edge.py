@@ -140,9 +140,14 @@ class KafkaEdge(Edge):
         for loop_of in (self._reach.run, self._kafka_checks.run, self._job.run):
             self._start(loop_of())
 
-    def _look(self) -> None:
-        """In a thread: KafkaException unless Kafka answers. By a new client: one that has nothing to send does not connect anew."""
-        self._connection.admin().list_topics(self.topics.half, timeout=LOOK_TIMEOUT_S)
+    def _look(self) -> str:
+        """In a thread: why Kafka does not answer, or "". By a new client: one that has nothing to send does not connect anew."""
+        admin = self._connection.admin()
+        try:
+            admin.list_topics(self.topics.half, timeout=LOOK_TIMEOUT_S)
+        except KafkaException as error:
+            return str(error.args[0].str())
+        return ""
 
     async def _catch_up(self) -> None:
         try:

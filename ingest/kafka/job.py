@@ -1,11 +1,15 @@
-"""What can be seen of the job from here: whether some driver is a member of the lease's consumer group."""
+"""What can be seen of the job from here: whether some driver is a member of the lease's consumer group.
+
+By the list of groups, not by a description of the one: librdkafka 2.16 ends the process when it loses the broker while it looks for
+a group's coordinator on behalf of an admin request (an assertion in rdkafka_queue.h).
+"""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Final
 
-from confluent_kafka import KafkaException
+from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient
 
 LOOK_S: Final = 5.0
@@ -21,16 +25,15 @@ class JobWatch:
 
     async def run(self) -> None:
         while True:
-            try:
-                members = await asyncio.to_thread(self._members)
-            except (KafkaException, TimeoutError):  # out of reach: nothing is known of it
-                members = 0
-            if members:
-                self.state = "running"
-            elif self.state == "running":
-                self.state = "silent"
+            self.state = await asyncio.to_thread(self._look)
             await asyncio.sleep(LOOK_S)
 
-    def _members(self) -> int:
-        found = self._admin.describe_consumer_groups([self._group], request_timeout=ASK_S)[self._group].result(ASK_S)
-        return len(found.members)
+    def _look(self) -> str:
+        try:
+            listed = self._admin.list_consumer_groups(request_timeout=ASK_S).result(ASK_S)
+        except (KafkaException, TimeoutError):  # out of reach: nothing is known of it
+            return "silent" if self.state == "running" else self.state
+        states = {group.group_id: group.state for group in listed.valid}
+        if self._group not in states:
+            return "absent"
+        return "silent" if states[self._group] in (ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD) else "running"

@@ -62,9 +62,9 @@ class Record(NamedTuple):
 
 
 class Reach:
-    """Whether Kafka can be reached. Lives in the event loop."""
+    """Whether Kafka can be reached. Lives in the event loop; `look` is called in a thread and says why not."""
 
-    def __init__(self, look: Callable[[], None]) -> None:
+    def __init__(self, look: Callable[[], str]) -> None:
         self._look = look
         self._woken = asyncio.Event()
         self.trouble = ""
@@ -83,13 +83,10 @@ class Reach:
         """While it is out of reach, look whether it is back."""
         while True:
             await self._woken.wait()
-            try:
-                await asyncio.to_thread(self._look)
-            except KafkaException as error:
-                self.trouble = error.args[0].str()
+            self.trouble = await asyncio.to_thread(self._look)
+            if self.trouble:
                 await asyncio.sleep(LOOK_S)
             else:
-                self.trouble = ""
                 self._woken.clear()
 
 

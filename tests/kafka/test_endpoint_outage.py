@@ -100,7 +100,7 @@ def answered(load: Load) -> Any:
 
 def test_the_broker_is_killed_and_comes_back(cluster: Cluster, world: KafkaWorld, endpoint: Endpoint) -> None:
     with EdgeClient(endpoint.port) as client, Load(endpoint.port) as load:
-        for _ in range(2):
+        for _ in range(1):
             until(answered(load))
             cluster.brokers[0].kill()
             until(lambda: client.status()["healthy"] is False)
