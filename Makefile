@@ -5,8 +5,10 @@
 #   make test PYTEST="-k redo -x"  more arguments for pytest
 #   make chaos KILLS=50 SEED=7     a shorter campaign, or the same again
 #   make chaos-ingest RUNS=50      the same for the endpoint
+#   make chaos-kafka KAFKA_KILLS=20  the same for Kafka mode
 #   make soak MINUTES=5            a shorter soak
 #   make fuzz REQUESTS=9000 SEED=7 fewer hostile requests, or the same again
+#   make bench-rocketmq ONLY=a,c   some of its workloads
 #   make lock UPGRADE=1            newer versions, not only what pyproject.toml asks for
 
 SHELL := /bin/sh
@@ -19,15 +21,18 @@ PYTEST ?=
 UPGRADE ?=
 KILLS ?= 300
 RUNS ?= 300
+KAFKA_KILLS ?= 100
 SEED ?=
 MINUTES ?= 30
 REQUESTS ?= 100000
 RUN ?=
+ONLY ?=
+SMALL ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --retries 8
-BENCHES := bench-store bench-consume bench-streaming bench-ingest
+BENCHES := bench-store bench-consume bench-streaming bench-ingest bench-grpc bench-console bench-kafka
 
 # The environment is rebuilt, whatever its age, when its interpreter has gone, when the checkout has moved, and when PYTHON
 # was named and is of another version.
@@ -38,12 +43,13 @@ ifneq ($(HAVE),$(WANT))
 STALE := stale
 endif
 
-.PHONY: help run test lint format pages bench $(BENCHES) tools crash chaos chaos-ingest soak fuzz lock clean venv stale
+.PHONY: help run test lint format pages screenshots bench $(BENCHES) bench-rocketmq bench-outbox parity-rocketmq tools \
+        crash chaos chaos-ingest chaos-kafka soak fuzz lock clean venv stale
 
 help: ## list the tasks (this)
 	@echo "Escrow. Two commands matter: make run, make test. All of them:"
 	@echo
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "Needs Python 3.11 or newer; another interpreter: make PYTHON=python3.12 test"
 
@@ -53,8 +59,9 @@ run: venv ## start the whole service in the foreground (RUN="--data DIR --set KE
 test: lint tools ## lint, then all tests
 	$(BIN)/python -m pytest $(PYTEST)
 
-tools: ## install what tests and benchmarks need besides Python (Debian packages), where we may
+tools: ## install what tests and benchmarks need besides Python (Debian packages, RocketMQ's clients), where we may
 	@sh scripts/test_tools.sh
+	@sh scripts/rocketmq_clients.sh "$(PYTHON)"
 
 lint: venv ## ruff (rules and format), mypy, import directions
 	$(BIN)/ruff check .
@@ -86,6 +93,30 @@ bench-ingest: venv tools ## benchmarks of the endpoint, the SDK and what consume
 	$(BIN)/python -m benchmarks.ingest
 	$(BIN)/python -m benchmarks.sdk
 
+bench-kafka: venv tools ## Kafka mode against a bare Spark copy, with a real broker (about 5 minutes)
+	$(BIN)/python -m benchmarks.kafka
+	$(BIN)/python -m benchmarks.kafka_scale
+
+bench-rocketmq: venv ## Escrow beside a real RocketMQ, needs a JDK and Maven (about 40 minutes; ONLY=a,c for a part, SMALL=1 to try it)
+	$(BIN)/python -m benchmarks.rocketmq $(if $(ONLY),--only=$(ONLY)) $(if $(SMALL),--scale=0.02 --rounds=1)
+
+bench-outbox: venv tools ## Escrow beside an outbox table in PostgreSQL (about 4 minutes; SMALL=1 to try it)
+	$(BIN)/python -m benchmarks.outbox $(if $(SMALL),--scale=0.02 --rounds=1)
+
+bench-grpc: venv ## benchmarks of the gRPC front against a bare gRPC server (about a minute)
+	$(BIN)/python -m benchmarks.grpc
+
+parity-rocketmq: venv ## the same Java program against a real RocketMQ and against Escrow: same visible results?
+	@sh scripts/test_tools.sh
+	@sh scripts/rocketmq_clients.sh "$(PYTHON)" server
+	$(BIN)/python -m tests.rocketmq.parity
+
+bench-console: venv tools ## benchmarks of lists with a million pending, and of ingest with the console open (about 3 minutes)
+	$(BIN)/python -m benchmarks.console
+
+screenshots: venv tools ## docs/images: the console's pages, taken anew
+	$(BIN)/python -m scripts.screenshots
+
 crash: venv ## the long crash campaign: 5000 kills
 	$(BIN)/python -m pytest tests/faults --kills=5000 --timeout=0 $(PYTEST)
 
@@ -94,6 +125,9 @@ chaos: venv ## the long chaos campaign: 300 kills of the whole service, Spark in
 
 chaos-ingest: venv ## 300 runs of real producers that are killed, while the endpoint is too and the network breaks
 	$(BIN)/python -m tests.chaos_ingest.campaign --runs=$(RUNS) $(if $(SEED),--seed=$(SEED))
+
+chaos-kafka: venv tools ## 100 kills of driver, executors, brokers and store: three brokers, two Spark workers
+	$(BIN)/python -m tests.kafka.campaign --kills=$(KAFKA_KILLS) $(if $(SEED),--seed=$(SEED))
 
 soak: venv ## 30 minutes of constant load: memory and files at both ends
 	$(BIN)/python -m benchmarks.soak --minutes=$(MINUTES)
@@ -106,7 +140,7 @@ lock: ## resolve requirements/*.lock again, from pyproject.toml
 	@sh scripts/lock.sh "$(PYTHON)" $(if $(UPGRADE),--upgrade)
 
 clean: ## remove .venv and everything that was built or cached
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .clients build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv: $(VENV)/.installed ## build .venv if it is missing or stale

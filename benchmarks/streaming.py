@@ -248,6 +248,8 @@ def with_spark(root: Path, wanted: set[str]) -> None:
     at = settings_at(root / "spark")
     spark = start_spark(at, make_run_directory(at))
     batch_s = 0.0
+    if "floor" in wanted:
+        report({"streaming.floor_batch_ms": floor_s(root / "floor", spark) * 1000})
     if wanted & {"visible", "pending"}:
         before_s = floor_s(root / "floor-1", spark)
         p50, p99, batch_s = visible_s(root / "visible", spark)

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar, overload
 from weakref import WeakKeyDictionary
 
+from escrow.carried import span
 from escrow.consumer import as_topics
 from escrow.engine import Engine
 from escrow.errors import Closed, EscrowError
@@ -112,7 +113,8 @@ class AsyncProducer:
         """Send a half, await local_transaction(message, arg), say how it went: as `Producer.send_in_transaction` does."""
         half = await self.send_half(message)
         try:
-            returned = await local_transaction(replace(message, transaction_id=half.id), arg)
+            with span("local transaction", transaction_id=half.id):
+                returned = await local_transaction(replace(message, transaction_id=half.id), arg)
         except BaseException as error:
             say_unknown(self._engine, half, error)
             raise
@@ -126,7 +128,8 @@ class AsyncProducer:
     async def _finish(self, half: Half, outcome: Outcome, remark: str) -> TransactionResult:
         answer, failure = None, None
         try:
-            [answer] = await _wait(self._engine.end([End(half.id, outcome, remark)]))
+            with span("end", transaction_id=half.id, outcome=outcome.value):
+                [answer] = await _wait(self._engine.end([End(half.id, outcome, remark)]))
         except EscrowError as error:
             failure = error
         return TransactionResult(half.id, half.half_offset, outcome, answer, remark, failure)

@@ -172,13 +172,13 @@ class Api:
     ) -> dict[str, Any]:
         """An operator's check, commit, rollback or resume, on ids or on what fits a filter. It goes into the audit log.
 
-        By a filter: a dry run tells how many fit, and the call itself must say that number as `expect`. Saying a thing again is
-        harmless, so it is repeated after a lost answer."""
+        By a filter: a dry run tells how many fit, and the call itself must say that number as `expect`. Not repeated after an
+        answer was lost: the audit log tells whether it was done."""
         content: dict[str, Any] = {"action": action, "reason": reason, "dry_run": dry_run}
         content |= {"ids": list(ids)} if ids is not None else {"filter": dict(filter or {})}
         if expect is not None:
             content["expect"] = expect
-        return self._object("POST", "/v1/operator/actions", content=content)
+        return self._object("POST", "/v1/operator/actions", content=content, repeat=Repeat.IF_NOT_DONE)
 
     def audit(self, *, limit: int = 100, before: int | None = None) -> dict[str, Any]:
         """What operators did, newest first."""

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from escrow.api import Api
 from escrow.batching import Batcher
+from escrow.carried import carrying
 from escrow.checking import CheckLoop
 from escrow.messages import Check, End, EndAnswer, Half, Message, Position
 
@@ -96,6 +97,7 @@ class Engine:
 
     # --- for the faces ----------------------------------------------------------------------------------------------------
     def send_halves(self, messages: Sequence[Message]) -> Future[list[Half]]:
+        messages = carrying(messages)
         keyed = [(message, message.dedup_key or self._new_key()) for message in messages]
         return self._halves.submit(keyed, size_bytes=_size_bytes(messages))
 
@@ -104,6 +106,7 @@ class Engine:
         return f"{self._key_prefix}-{next(self._key_numbers)}"
 
     def send_messages(self, messages: Sequence[Message]) -> Future[list[Position]]:
+        messages = carrying(messages)
         return self._messages.submit(messages, size_bytes=_size_bytes(messages))
 
     def end(self, ends: Sequence[End]) -> Future[list[EndAnswer]]:

@@ -214,6 +214,17 @@ class _Operation:
         self.total_s = 0.0
 
 
+class _Call:
+    """gRPC calls of one method: how many by status code, and how long they took."""
+
+    __slots__ = ("codes", "counts", "total_s")
+
+    def __init__(self) -> None:
+        self.codes: dict[str, int] = {}
+        self.counts = [0] * len(_REQUEST_BOUNDS)
+        self.total_s = 0.0
+
+
 class EdgeMetrics(Collector):
     """Metrics of the edge. Requests are counted with plain numbers as they are answered: a Counter and a Histogram with their locks
     and labels would cost each request several microseconds. Everything else is read from the edge when somebody asks: `figures` in
@@ -230,6 +241,7 @@ class EdgeMetrics(Collector):
         self._seen: list[Figure] = []
         _about_the_process(registry)
         self.flush_s = BulkHistogram("escrow_flush_seconds", "One flush of the commit log", _FLUSH_S, registry)
+        self._calls: dict[str, _Call] = {}
         registry.register(self)
 
     def look(self) -> None:
@@ -245,8 +257,18 @@ class EdgeMetrics(Collector):
         found.counts[bisect_left(_REQUEST_BOUNDS, seconds)] += 1
         found.total_s += seconds
 
+    def observe_call(self, method: str, code: str, seconds: float) -> None:
+        """One gRPC call; always from the event loop. A stream counts when it ends."""
+        found = self._calls.get(method)
+        if found is None:
+            found = self._calls[method] = _Call()
+        found.codes[code] = found.codes.get(code, 0) + 1
+        found.counts[bisect_left(_REQUEST_BOUNDS, seconds)] += 1
+        found.total_s += seconds
+
     def collect(self) -> Iterator[Metric]:
         yield from self._requests()
+        yield from self._grpc_calls()
         for name, kind, text, values in (*self._seen, *self._files()):
             family: Any = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
                 name, text, labels=list(values[0][0]) if values else []
@@ -267,5 +289,17 @@ class EdgeMetrics(Collector):
                 if count:
                     answered.add_metric([operation, f"{status}xx"], count)
             took.add_metric([operation], _cumulative(_REQUEST_BOUNDS, found.counts), found.total_s)
+        yield answered
+        yield took
+
+    def _grpc_calls(self) -> Iterator[Metric]:
+        answered = CounterMetricFamily(
+            "escrow_grpc_requests", "Calls of RocketMQ clients answered, by method and status code", labels=["method", "code"]
+        )
+        took = HistogramMetricFamily("escrow_grpc_request_seconds", "From a call to its last answer", labels=["method"])
+        for method, found in list(self._calls.items()):
+            for code, count in list(found.codes.items()):
+                answered.add_metric([method, code], count)
+            took.add_metric([method], _cumulative(_REQUEST_BOUNDS, found.counts), found.total_s)
         yield answered
         yield took

@@ -26,6 +26,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, overload
 
+from escrow.carried import span
 from escrow.engine import Engine
 from escrow.errors import EndConflict, EndRefused, EscrowError
 from escrow.messages import (
@@ -124,7 +125,8 @@ class Producer:
         """
         half = self.send_half(message)  # 1
         try:
-            returned = local_transaction(replace(message, transaction_id=half.id), arg)  # 2
+            with span("local transaction", transaction_id=half.id):
+                returned = local_transaction(replace(message, transaction_id=half.id), arg)  # 2
         except BaseException as error:
             say_unknown(self._engine, half, error)
             raise
@@ -144,7 +146,8 @@ class Producer:
         """Say the outcome; what came of it."""
         answer, failure = None, None
         try:
-            [answer] = self._engine.end([End(half.id, outcome, remark)]).result()
+            with span("end", transaction_id=half.id, outcome=outcome.value):
+                [answer] = self._engine.end([End(half.id, outcome, remark)]).result()
         except EscrowError as error:
             failure = error
         return TransactionResult(half.id, half.half_offset, outcome, answer, remark, failure)

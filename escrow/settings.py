@@ -71,6 +71,7 @@ _KNOWN_ELSEWHERE: Final = {
     "maxReconsumeTimes": "maxDeliveries",
     "invisibleTime": "visibilityTime",
     "pullBatchSize": "messagesPerPollMax",
+    "grpcServerPort": "grpcPort",
     "checkImmunityTime": "CHECK_IMMUNITY_TIME_IN_SECONDS, a property of each message",
 }
 
@@ -411,6 +412,24 @@ class Settings:
         secret=True,
     )  # fmt: skip
 
+    _begin("RocketMQ 5's own clients (docs/rocketmq-clients.md). They are served where a port is set.")
+    grpc_port: int = _key(
+        "grpcPort", "count", "-1", "Port without TLS, on listenAddress; RocketMQ's own is 8081. 0 takes a free one, -1 = off.",
+        least=-1, most=65_535,
+    )  # fmt: skip
+    grpc_tls_port: int = _key(
+        "grpcTlsPort", "count", "-1", "Port with TLS, with tlsCertFile and tlsKeyFile. 0 takes a free one, -1 = off.",
+        least=-1, most=65_535,
+    )  # fmt: skip
+    grpc_calls_max: int = _key(
+        "grpcMaxCalls", "count", "4096", "Calls at a time; every client has a stream, and a consumer a long poll for each topic.",
+        least=16, most=1 << 20,
+    )  # fmt: skip
+    access_keys_file_text: str = _key(
+        "accessKeysFile", "path", '""',
+        "Access keys and their secrets, as escrow token access-key writes them. Empty: keys/rocketmq.toml in dataDir.",
+    )  # fmt: skip
+
     _begin("Who may: tokens.")
     tokens_file_text: str = _key(
         "tokensFile", "path", '""',
@@ -549,6 +568,13 @@ class Settings:
     kafka_tls_cert_file: str = _key("kafkaTlsCertFile", "path", '""', "This client's own certificate and its chain (PEM).")
     kafka_tls_key_file: str = _key("kafkaTlsKeyFile", "path", '""', "Its private key (PEM, without a passphrase).")
 
+    _begin("The console.")
+    console_enabled: bool = _key("consoleEnable", "switch", "true", "Whether the endpoint serves the operators' console at /.")
+    console_session_ms: int = _key(
+        "consoleSessionTime", "duration", '"12h"', "Who has logged in at the console stays so this long; a quarter of it if idle.",
+        least=60_000, most=30 * _DAY_MS,
+    )  # fmt: skip
+
     _begin("Metrics and logs.")
     metrics_enabled: bool = _key(
         "metricsEnable", "switch", "true", "Whether the parts serve Prometheus metrics; the edge does at /metrics of its own port."
@@ -559,6 +585,16 @@ class Settings:
         "metricsNamesMax", "count", "100",
         "Producer groups, and pairs of topic and consumer group, that metrics name; the rest is summed up under (other).",
         least=0, most=100_000,
+    )  # fmt: skip
+    otlp_endpoint: str = _key(
+        "otlpEndpoint", "text", '""',
+        "Where traces go: the base of an OTLP receiver over HTTP, such as http://127.0.0.1:4318. Empty: there is no tracing. "
+        "Needs escrow[tracing].",
+    )  # fmt: skip
+    trace_one_in: int = _key(
+        "traceOneIn", "count", "1",
+        "Of transactions whose producer sends no trace along, one in so many is traced; the others follow their producer.",
+        least=1, most=1_000_000_000,
     )  # fmt: skip
     log_dir_text: str = _key("logDir", "path", '""', "Where the parts' output goes. Empty: logs/ in dataDir.")
     log_file_bytes: int = _key("logFileSize", "size", '"16MiB"', "A log file is rotated at this size.", least=4 << 10, most=1 << 34)
@@ -621,6 +657,10 @@ class Settings:
     @property
     def tokens_file(self) -> Path:
         return Path(self.tokens_file_text) if self.tokens_file_text else self.data_dir / "keys" / "tokens.toml"
+
+    @property
+    def access_keys_file(self) -> Path:
+        return Path(self.access_keys_file_text) if self.access_keys_file_text else self.data_dir / "keys" / "rocketmq.toml"
 
     @property
     def groups_file(self) -> Path:
@@ -848,6 +888,13 @@ def _check_together(values: Mapping[str, Any], origins: Mapping[str, Origin]) ->
         if value[name] and not value[needed]:
             problems.append(f"{blame(name)}: is set and {needed} is not: set {needed} too, or neither")
     problems += _check_kafka(value, blame)
+    if value["grpcTlsPort"] >= 0 and not value["tlsCertFile"]:
+        problems.append(f"{blame('grpcTlsPort')}: is set and tlsCertFile is not: set tlsCertFile and tlsKeyFile too")
+    if value["grpcTlsPort"] >= 0 and value["tlsMinVersion"] != "1.2":
+        problems.append(
+            f"{blame('grpcTlsPort', 'tlsMinVersion')}: gRPC speaks TLS 1.2 too and cannot be told otherwise: set tlsMinVersion to "
+            "1.2, or grpcTlsPort to -1"
+        )
     if value["restartBackoff"] > value["restartBackoffMax"]:
         problems.append(
             f"{blame('restartBackoff', 'restartBackoffMax')}: restartBackoff ({_duration_text(value['restartBackoff'])}) is longer "

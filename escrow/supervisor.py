@@ -63,7 +63,9 @@ class PartSpec:
     ports: tuple[tuple[str, str], ...] = ()
 
 
-EDGE: Final = PartSpec("edge", "ingest.server", (("port", "listenPort"),))
+EDGE: Final = PartSpec(
+    "edge", "ingest.server", (("port", "listenPort"), ("grpc_port", "grpcPort"), ("grpc_tls_port", "grpcTlsPort"))
+)
 JOB: Final = PartSpec("job", "streaming.job", (("metrics_port", "jobMetricsPort"),))
 
 
@@ -322,6 +324,9 @@ class Supervisor:
         settings, where = self.settings, ""
         if "url" in part.told:
             where += f" on {part.told['url']}" + (" (metrics at /metrics)" if settings.metrics_enabled else "")
+        for told, how in (("grpc_port", ""), ("grpc_tls_port", " with TLS")):
+            if told in part.told:
+                where += f", RocketMQ clients on {settings.listen_address}:{part.told[told]}{how}"
         if part.told.get("metrics_port"):
             where += f", metrics on http://{settings.metrics_address}:{part.told['metrics_port']}/metrics"
         self._say(f"{part.spec.name} ready{where} ({took_s:.1f} s)")

@@ -23,11 +23,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPSConnection
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 from escrow.errors import BadAnswer, Closed, EscrowError, Refused, Unreachable, refusal
+from escrow.http1 import Connection
 from escrow.messages import to_json
 
 #: Connections kept for the next call; more may be open while calls are under way.
@@ -79,31 +79,6 @@ class _Request:
     wait_s: float | None
 
 
-class _OneWrite(HTTPConnection):
-    """Head and body of a request in one write: one packet where there were two, and one wait for the interpreter's lock."""
-
-    _parts: list[bytes] | None = None
-
-    def request(self, *arguments: Any, **named: Any) -> None:
-        self._parts = []
-        try:
-            super().request(*arguments, **named)
-            whole = b"".join(self._parts)
-        finally:
-            self._parts = None
-        self.send(whole)
-
-    def send(self, data: Any) -> None:
-        if self._parts is not None:
-            self._parts.append(data)
-        else:
-            super().send(data)
-
-
-class _OneWriteTls(_OneWrite, HTTPSConnection):
-    """The same over TLS."""
-
-
 def tls_context(*, ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None) -> ssl.SSLContext:
     """A context for `tls=`: an authority of your own, and a client certificate where Escrow asks for one."""
     context = ssl.create_default_context(cafile=ca_file)
@@ -141,8 +116,8 @@ class Transport:
             self._tls = tls or ssl.create_default_context()
         self.url, self._token, self.timeout_s, self.retry_for_s = url, token, timeout_s, retry_for_s
         self._lock = threading.RLock()
-        self._kept: list[HTTPConnection] = []
-        self._polls: set[HTTPConnection] = set()
+        self._kept: list[Connection] = []
+        self._polls: set[Connection] = set()
         self._poll_epoch = 0
         self._closed = threading.Event()
         self._pid = os.getpid()
@@ -197,11 +172,11 @@ class Transport:
             if request.wait_s is not None:
                 self._enter_poll(connection, epoch)
             try:
-                status, headers, answer = _exchange(connection, request)  # 2
+                status, headers, answer = connection.exchange(request.method, request.path, request.headers, request.content)  # 2
             finally:
                 with self._lock:
                     self._polls.discard(connection)
-        except (OSError, HTTPException, EscrowError) as error:
+        except (OSError, EscrowError) as error:
             connection.close()
             if self._poll_epoch != epoch and request.wait_s is not None:
                 raise Aborted("the poll was ended from this side", maybe_done=True) from None
@@ -216,7 +191,7 @@ class Transport:
         return _decoded(status, headers, answer)  # 3
 
     # --- connections ------------------------------------------------------------------------------------------------------
-    def _open(self, timeout_s: float) -> HTTPConnection:
+    def _open(self, timeout_s: float) -> Connection:
         """A connection that answers within this time, or fails."""
         if self._closed.is_set():
             raise Closed("this producer or consumer is closed")
@@ -226,18 +201,12 @@ class Transport:
         if connection is not None:
             connection.sock.settimeout(timeout_s)
             return connection
-        if self._tls is None:
-            connection = _OneWrite(self._host, self._port, timeout=timeout_s)
-        else:
-            connection = _OneWriteTls(self._host, self._port, timeout=timeout_s, context=self._tls)
         try:
-            connection.connect()
+            return Connection(self._host, self._port, self._tls, timeout_s)
         except OSError as error:
-            connection.close()
             raise Unreachable(f"{self.url}: no connection ({error})", maybe_done=False) from error
-        return connection
 
-    def _kept_one(self) -> HTTPConnection | None:
+    def _kept_one(self) -> Connection | None:
         """The one that was used last and is still open. Nothing is due on it, so what can be read is its end."""
         while True:
             with self._lock:
@@ -248,8 +217,8 @@ class Transport:
                 return connection
             connection.close()
 
-    def _keep(self, connection: HTTPConnection) -> None:
-        if connection.sock is None:  # Escrow wanted it closed
+    def _keep(self, connection: Connection) -> None:
+        if not connection.is_open:  # Escrow wanted it closed
             return
         with self._lock:
             if len(self._kept) < KEPT_MAX and not self._closed.is_set():
@@ -263,7 +232,7 @@ class Transport:
         """This is a forked child: sockets and locks belong to the parent's threads, and must be left alone."""
         return os.getpid() != self._pid
 
-    def _enter_poll(self, connection: HTTPConnection, epoch: int) -> None:
+    def _enter_poll(self, connection: Connection, epoch: int) -> None:
         with self._lock:
             if self._poll_epoch != epoch:
                 raise Aborted("the poll was ended before it began", maybe_done=False)
@@ -288,13 +257,7 @@ class Transport:
             connection.close()
 
 
-def _exchange(connection: HTTPConnection, request: _Request) -> tuple[int, HTTPMessage, bytes]:
-    connection.request(request.method, request.path, request.content, dict(request.headers))
-    response = connection.getresponse()
-    return response.status, response.headers, response.read()
-
-
-def _decoded(status: int, headers: HTTPMessage, answer: bytes) -> Any:
+def _decoded(status: int, headers: Mapping[str, str], answer: bytes) -> Any:
     try:
         decoded = json.loads(answer) if answer else None
     except ValueError:
@@ -306,14 +269,14 @@ def _decoded(status: int, headers: HTTPMessage, answer: bytes) -> Any:
     raise _refusal(status, decoded if isinstance(decoded, dict) else {}, headers, answer)
 
 
-def _refusal(status: int, problem: Mapping[str, Any], headers: HTTPMessage, answer: bytes) -> Refused:
+def _refusal(status: int, problem: Mapping[str, Any], headers: Mapping[str, str], answer: bytes) -> Refused:
     return refusal(
         status,
         str(problem.get("code") or f"http_{status}"),
         str(problem.get("detail") or problem.get("title") or _shown(answer)),
         title=str(problem.get("title") or ""),
         field=str(problem.get("field") or ""),
-        retry_after_s=_seconds(headers.get("Retry-After")),
+        retry_after_s=_seconds(headers.get("retry-after")),
     )
 
 

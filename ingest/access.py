@@ -126,7 +126,8 @@ class Access:
         self._loopback = is_loopback(settings.listen_address)
         self._read_once = False
         self._cache: dict[str, Principal] = {}
-        self._version = 0
+        self._version = self._by_name_version = 0
+        self._by_name: dict[str, Principal] = {}
         self._watched = Watched(self._file, self._parse, clock_s)
 
     def _parse(self, text: str | None) -> dict[str, Token] | None:
@@ -143,10 +144,31 @@ class Access:
         return bool(self._watched.get())
 
     @property
+    def is_open(self) -> bool:
+        """Nobody needs a token."""
+        return self._watched.get() is None and self._loopback
+
+    @property
     def problem(self) -> str:
         """What is wrong with the file, for status; empty when nothing is."""
         self._watched.get()
         return self._watched.problem
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody needs a token: there is no file of them."""
+        return self._watched.get() is None
+
+    def named(self, name: str) -> Principal:
+        """The holder of the token with this name; Unauthorized where there is none."""
+        tokens = self._watched.get()
+        if self._by_name_version != self._watched.version or not self._by_name:
+            self._by_name_version = self._watched.version
+            self._by_name = {token.principal.name: token.principal for token in (tokens or {}).values()}
+        found = self._by_name.get(name)
+        if found is None:
+            raise Unauthorized("the token that this is a key of is not known here any more: was it revoked?")
+        return found
 
     def principal(self, authorization: str | None) -> Principal:
         """Who sends this header; Unauthorized where nobody known does."""

@@ -23,11 +23,13 @@ from ingest.access import NOBODY, Access
 from ingest.core import Edge
 from ingest.errors import InvalidRequest, MethodNotAllowed, NotFound, Overloaded, TooLarge
 from ingest.problems import MEDIA, Headers, of_error
+from ingest.sessions import CSRF_HEADER, Session, Sessions, check_csrf, check_origin
 
 #: The name under which a server offers `Whole` among ASGI's extensions.
 WHOLE: Final = "escrow.whole"
 T = TypeVar("T")
 Handler = Callable[["Exchange"], Awaitable[None]]
+_NOT_KEPT: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
 _HEAD_OK: Final = {wire.JSON: (b"content-type", b"application/json"), wire.MSGPACK: (b"content-type", b"application/msgpack")}
 
 
@@ -57,6 +59,10 @@ class Route:
     media: str = wire.JSON
     problems: tuple[int, ...] = ()
     share: str = "halves"
+    #: The console may ask with the cookie of its session.
+    console: bool = False
+    #: Not for other programs: left out of /openapi.json.
+    hidden: bool = False
     operation: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,6 +92,7 @@ class App:
         self, edge: Edge, routes: Sequence[Route], observe: Callable[[Route | None, int, float], None], access: Access
     ) -> None:
         self.edge, self.settings, self._observe, self.access = edge, edge.settings, observe, access
+        self.sessions = Sessions(self.settings.console_session_ms / 1000)
         most_bytes = self.settings.max_receiving_bytes
         self.receiving = {"halves": Receiving(most_bytes), "ends": Receiving(most_bytes)}
         self._static: dict[str, dict[str, Route]] = {}
@@ -132,7 +139,7 @@ class App:
             route, exchange.names = self._find(scope["path"], scope["method"])
             exchange.route = route
             if route.role:
-                exchange.identify()
+                exchange.identify(route.role)
             await route.handler(exchange)
         except ClientGone:
             exchange.status = 499  # as nginx has it: nobody waits for an answer
@@ -159,6 +166,7 @@ class Exchange:
         "principal",
         "route",
         "scope",
+        "session",
         "status",
     )
 
@@ -167,6 +175,7 @@ class Exchange:
         self.names: dict[str, str] = {}
         self.route: Route | None = None
         self.principal = NOBODY
+        self.session: Session | None = None
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self._media = wire.JSON
         extensions = scope.get("extensions")
@@ -178,17 +187,48 @@ class Exchange:
     def edge(self) -> Edge:
         return self._app.edge
 
+    @property
+    def access(self) -> Access:
+        return self._app.access
+
+    @property
+    def sessions(self) -> Sessions:
+        return self._app.sessions
+
+    @property
+    def secure(self) -> bool:
+        return bool(self.scope.get("scheme") == "https")
+
     # --- who asks -------------------------------------------------------------------------------------------------------------
-    def identify(self) -> None:
+    def identify(self, role: str) -> None:
         """Before a byte of the body is read. What a producer or consumer may do depends on names: the handlers ask for that."""
-        host, shown = self.headers.get(b"host", b""), self.headers.get(b"authorization")
-        self._app.access.check_host(host.decode("latin-1"))
-        self.principal = self._app.access.principal(None if shown is None else shown.decode("latin-1"))
-        role = self.route.role if self.route is not None else ""
+        self.check_page()
+        shown = self.headers.get(b"authorization")
+        authorization = None if shown is None else shown.decode("latin-1")
+        if authorization is None and self.route is not None and self.route.console:
+            authorization = self._by_session()
+        self.principal = self._app.access.principal(authorization)
         if role == "operator":
             self.principal.require_operator()
         elif role == "metrics":
             self.principal.require_metrics()
+
+    def check_page(self) -> None:
+        """Where a browser sends it: is it a page of ours that asks?"""
+        host, origin = self.headers.get(b"host", b""), self.headers.get(b"origin")
+        self._app.access.check_host(host.decode("latin-1"))
+        if origin is not None:
+            check_origin(origin, host)
+
+    def _by_session(self) -> str | None:
+        """What the session of a browser stands for; it may act only with the session's second secret."""
+        cookie = self.headers.get(b"cookie")
+        self.session = None if cookie is None else self._app.sessions.find(cookie.decode("latin-1"))
+        if self.session is None:
+            return None
+        if self.scope["method"] != "GET":
+            check_csrf(self.session, self.headers.get(CSRF_HEADER))
+        return self.session.authorization
 
     # --- the request ----------------------------------------------------------------------------------------------------------
     def name(self, which: str) -> str:
@@ -257,10 +297,11 @@ class Exchange:
             self._held_bytes = 0
 
     # --- the answer -----------------------------------------------------------------------------------------------------------
-    async def answer(self, content: Any) -> None:
-        """200, in the form that was asked for."""
+    async def answer(self, content: Any, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        """200, in the form that was asked for. What an operator sees is not for the browser's cache."""
         encoded = wire.encode(content, self._media)
-        await self.write(200, encoded, [_HEAD_OK[self._media]])
+        kept = () if self.route is None or not self.route.console else _NOT_KEPT
+        await self.write(200, encoded, [_HEAD_OK[self._media], *kept, *headers])
 
     async def write(self, status: int, content: bytes, headers: Headers) -> None:
         self.status = status

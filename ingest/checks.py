@@ -89,7 +89,7 @@ class Handover:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Somebody who takes a group's check requests. `via`: poll, webhook, plug-in or listener."""
+    """Somebody who takes a group's check requests. `via`: poll, webhook, stream (a RocketMQ client's), plug-in or listener."""
 
     member: str
     last_seen_ms: int
@@ -273,15 +273,15 @@ class CheckDelivery:
         deadline = loop.time() + wait_s
         self.polls += 1
         while True:
-            self._seen(group, member, via)
+            self.seen(group, member, via)
             handover = self._take(Handover(group, member), max_requests, max_bytes, passing_over)
             left_s = deadline - loop.time()
             if handover.requests or left_s <= 0 or self._closing:
                 return handover
             await self._wait(group, min(left_s, self._refresh_s))
 
-    def _seen(self, group: str, member: str, via: str) -> None:
-        """A group without halves has no number, and nobody will be asked for it."""
+    def seen(self, group: str, member: str, via: str) -> None:
+        """Somebody is there for the group. A group without halves has no number, and nobody will be asked for it."""
         group_no, now_ms = self._store.dictionary.group_no(group), self._now_ms()
         if group_no is None:
             return

@@ -107,6 +107,8 @@ class Consumption:
         self._replaying: set[Letter] = set()
         self._closing = self._called = self._reading = False
         self.trouble = ""
+        #: Told of every hand-out: (group, consumer, messages).
+        self.handed_out: Callable[[str, str, Sequence[Delivery]], None] | None = None
         self._counts = dict.fromkeys(("polls", "handed_out", "again", "done", "stale", "dead", "replayed", *_PASSED_OVER), 0)
         with contextlib.suppress(StoreError, IndexError):  # the job is just changing its files: at the next look
             self.look()
@@ -200,9 +202,12 @@ class Consumption:
         try:
             self._read_ops()
             with self._reading_with(ask, consumer):
-                return await self._poll(ask, min(wait_s, self._settings.poll_wait_max_ms / 1000))
+                found = await self._poll(ask, min(wait_s, self._settings.poll_wait_max_ms / 1000))
         finally:
             self._polls_open -= 1
+        if self.handed_out is not None and found:
+            self.handed_out(group, consumer, found)
+        return found
 
     def _check_names(self, topic: str, group: str) -> None:
         self._refuse("consumers")
@@ -468,6 +473,22 @@ class Consumption:
             if self._is_current(queue):
                 self._note(queue.finish(queue_offset))
         self._waiting.wake(topic, group)
+
+    async def condemn(self, topic: str, group: str, receipt: str) -> bool:
+        """Make a dead letter of a message in hand, durably, whatever its attempts; False where the receipt is stale."""
+        ((queue, opened),) = self._open(topic, group, [receipt])
+        if queue is None or not has_dead_letters(topic):
+            return False
+        place = queue.condemn(opened.queue_offset, opened.attempt, opened.visible_at_ms)
+        if place is not None:
+            frame = self._tail.frame(queue.queue_key, *place)
+            if frame is None:
+                self._counts["unreadable"] += 1
+                self._note(queue.finish(opened.queue_offset))
+            else:
+                dying = Handed(queue, opened.queue_offset, opened.attempt, opened.visible_at_ms, frame)
+                await self._bury_all(topic, group, [dying])
+        return queue.is_done(opened.queue_offset)
 
     async def dead_letters(self, group: str, *, after: str = "", max_letters: int = 32) -> tuple[list[DeadLetter], str | None]:
         """Open dead letters of a group, oldest first, and the `after` for the next ones; None where these are the last."""

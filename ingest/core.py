@@ -133,6 +133,8 @@ class Edge:
         self._tasks: list[asyncio.Task[None]] = []
         self._waker: Waker | None = None
         self._consumption: Consumption | None = None
+        #: Told how many seconds each flush took, in the committer's thread. To be set before `open`.
+        self.observe_flush: Callable[[float], None] | None = None
         #: What was put on the edge (`ingest.plugged.make_edge`); opened after it, closed before it.
         self.parts: list[Part] = []
 
@@ -178,6 +180,7 @@ class Edge:
         cursors = Cursors(root / "edge.cursors", writable=True)
         self._presence = Presence(root / "presence", writable=True)
         self._committer = Committer(self.store, self._now_ms, settings.max_queued_bytes)  # 3
+        self._committer.observe_flush = self.observe_flush
         self._followers = Followers(self.store, cursors, self._now_ms)  # 4
         self._followers.recover()
         self._histories = Histories(self.store)
@@ -373,6 +376,11 @@ class Edge:
         """These reached nobody: another member gets them, in this round still."""
         self._checks.put_back(handover)
 
+    def present(self, group: str, member: str, via: str) -> None:
+        """A member of this group is there, and polls. Said when its first half came in: before, the group had no number, and its
+        poll could not say so."""
+        self._checks.seen(group, member, via)
+
     def still_asked(self, handover: Handover) -> bool:
         """Is it worth while to go on trying? Not when the round is over, or when all of it has ended meanwhile."""
         return handover.round_start == self._checks.round_start and any(
@@ -405,6 +413,10 @@ class Edge:
         """Of a message that a transaction released; None for an ordinary one."""
         half_offset = delivery.half_offset
         return self._sealer.seal(half_offset, delivery.frame.fields["group_no"]) if half_offset >= 0 else None
+
+    def group_of(self, id: str) -> str:
+        """The producer group of the half that an id names; BadId unless this store issued it."""
+        return self.store.dictionary.groups[self._sealer.open(id).group_no]
 
     def id_of(self, request: CheckRequest) -> str:
         return self._sealer.seal(request.half_offset, request.group_no)
@@ -449,10 +461,6 @@ class Edge:
             **{part.name: part.figures() for part in self.parts},
             "healthy": not self.trouble and not self.failed.done(),
         }
-
-    def observe_flushes(self, observe: Callable[[float], None]) -> None:
-        """Tell how many seconds each flush took; in the committer's thread."""
-        self._committer.observe_flush = observe
 
     def live_groups(self) -> set[str]:
         """Producer groups with a live member."""

@@ -98,7 +98,7 @@ def _checks(status: Mapping[str, Any]) -> Iterator[Figure]:
     yield _one("escrow_checks_lapsed", "counter", "Check requests that nobody took in their round", checks["lapsed"])
     yield _one("escrow_checks_waiting", "gauge", "Check requests that wait for a member", checks["requests_waiting"])
     yield _one("escrow_check_polls", "counter", "Polls for check requests", checks["polls"])
-    yield _one("escrow_polls_waiting", "gauge", "Long polls for checks that wait", checks["polls_waiting"])
+    yield _one("escrow_check_polls_waiting", "gauge", "Long polls for checks that wait", checks["polls_waiting"])
 
 
 def _couriers(status: Mapping[str, Any]) -> Iterator[Figure]:

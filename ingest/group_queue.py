@@ -324,6 +324,16 @@ class GroupQueue:
         self._latest_ms = max(self._latest_ms, until_ms)
         return until_ms
 
+    def condemn(self, queue_offset: int, attempts: int, visible_at_ms: int) -> tuple[int, int] | None:
+        """The entry goes to the dead-letter topic whatever its attempts; its place, None where the receipt is not the last one."""
+        entry = self._entries.get(queue_offset)
+        if entry is None or not self._matches(queue_offset, attempts, visible_at_ms):
+            return None
+        if entry.state is _Is.FREE:
+            self._make_busy(entry, _Is.DYING)
+        entry.state = _Is.DYING
+        return entry.place
+
     def put_back(self, handed: Handed, now_ms: int) -> ConsumerRecord | None:
         """It never reached the consumer: free again, and not counted. The record that says so."""
         entry = self._entries.get(handed.queue_offset)

@@ -27,7 +27,7 @@ from store.listing import DISCARDED, ENDED, OPEN, Listing, Summary, Wanted
 from store.records import State
 
 #: A list request works so long, then it answers with what it has.
-SCAN_S: Final = 0.008
+SCAN_S: Final = 0.005
 #: The index follows the log this often, and works so long at a time.
 FOLLOW_S: Final = 0.5
 FOLLOW_WORK_S: Final = 0.05
@@ -228,12 +228,13 @@ class Listings:
         listing = self._open()
         if query.q and (half_offset := self._half_of(query.q)) is not None:
             return self._single(listing, query, half_offset)
-        page = listing.page(query.wanted(self._now_ms()), limit, newest=newest, at=at, enough=self._until(SCAN_S))
+        wanted, counted = query.wanted(self._now_ms()), self._counted(query)
+        page = listing.page(wanted, limit, newest=newest, at=at, count=counted is None, enough=self._until(SCAN_S))
         frames, looked = listing.frames(page.half_offsets)
         following = page.following
         if looked < len(page.half_offsets):
             following = page.half_offsets[looked] + newest
-        matched = page.matched if page.matched is not None else self._counted(query)
+        matched = page.matched if counted is None else counted
         return ListPage(self._described(listing, frames), None if following is None else str(following), matched)
 
     def _half_of(self, text: str) -> int | None:

@@ -22,6 +22,7 @@ _INTRODUCTION: Final = (
 @lru_cache(maxsize=4)
 def document(routes: tuple[Route, ...]) -> bytes:
     """The document as JSON text, ending in a newline."""
+    routes = tuple(route for route in routes if not route.hidden)
     shapes = [shape for route in routes for shape in (route.answer, route.body, route.query) if shape is not None]
     schemas, components = msgspec.json.schema_components([*shapes, wire.Problem], ref_template=_REF)
     at = iter(schemas)

@@ -18,10 +18,12 @@ from itertools import groupby
 from typing import Any, Final, TypeVar
 
 from escrow.settings import Settings
+from escrow.tracing import TracingError
 from ingest.checks import Handover
 from ingest.core import Edge, EndAnswer, EndRequest, wall_ms
 from ingest.errors import BadId, CannotStart, EdgeError, RefusedByService, ServiceFailed
 from ingest.threads import Threads
+from ingest.traced import traced
 from ingest.transports import Transports, public_request
 from sinks import interfaces
 from sinks.errors import BrokenPlugin, Refused
@@ -39,23 +41,23 @@ T = TypeVar("T")
 
 def make_edge(settings: Settings, *, now_ms: Callable[[], int] = wall_ms) -> Edge:
     """The edge with everything that is installed and configured."""
-    edge = _kafka_edge(settings, now_ms) if settings.mode == "kafka" else _embedded_edge(settings, now_ms)
+    kind = _kafka_edge() if settings.mode == "kafka" else PluggedEdge if installed(GROUP) else Edge
+    try:
+        edge = (traced(kind) if settings.otlp_endpoint else kind)(settings, now_ms=now_ms)
+    except TracingError as error:
+        raise CannotStart(str(error)) from error
     edge.parts.append(Transports(edge))
     return edge
 
 
-def _embedded_edge(settings: Settings, now_ms: Callable[[], int]) -> Edge:
-    return PluggedEdge(settings, now_ms=now_ms) if installed(GROUP) else Edge(settings, now_ms=now_ms)
-
-
-def _kafka_edge(settings: Settings, now_ms: Callable[[], int]) -> Edge:
+def _kafka_edge() -> type[Edge]:
     if installed(GROUP):
         raise CannotStart(f"a plug-in ({GROUP}) is installed, and Kafka mode has no place for one: uninstall it")
     try:
         from ingest.kafka.edge import KafkaEdge  # noqa: PLC0415  (its client library is an extra)
     except ModuleNotFoundError as error:
         raise CannotStart(f"mode = kafka needs the Python package {error.name}: pip install 'escrow[server,kafka]'") from error
-    return KafkaEdge(settings, now_ms=now_ms)
+    return KafkaEdge
 
 
 class InnerService:

@@ -9,7 +9,7 @@ from typing import Final
 from prometheus_client.exposition import choose_encoder
 
 from escrow.metrics import EdgeMetrics
-from ingest import openapi, wire
+from ingest import console, openapi, wire
 from ingest.app import Exchange, Route
 from ingest.dead_letters import topic_of as dead_letter_topic
 
@@ -190,26 +190,26 @@ _ROUTES: Final = (
     Route("POST", "/v1/groups/{group}/dead-letters/replay", post_replay, "Deliver dead letters to the group again", CONSUMER,
           wire.ReplayOut, wire.ReplayIn, problems=(*_TAKES, 404)),
     Route("GET", "/v1/operator/overview", get_overview, "How much is in doubt, how fast things go, whether all is well", OPERATOR,
-          wire.OverviewOut, problems=(503,)),
+          wire.OverviewOut, problems=(503,), console=True),
     Route("GET", "/v1/operator/transactions", get_transactions, "List transactions", OPERATOR, wire.TransactionsOut,
-          query=wire.TransactionsQuery, problems=(400, 503)),
+          query=wire.TransactionsQuery, problems=(400, 503), console=True),
     Route("GET", "/v1/operator/transactions/{id}", get_inspected, "One transaction with its message", OPERATOR, wire.InspectedOut,
-          problems=(404, 503)),
+          problems=(404, 503), console=True),
     Route("POST", "/v1/operator/actions", post_actions, "Check now, commit, roll back or resume; by ids or by a filter", OPERATOR,
-          wire.ActionOut, wire.ActionIn, problems=(*_TAKES, 409), share="ends"),
+          wire.ActionOut, wire.ActionIn, problems=(*_TAKES, 409), share="ends", console=True),
     Route("GET", "/v1/operator/audit", get_audit, "What operators did, the newest first", OPERATOR, wire.AuditsOut,
-          query=wire.AuditQuery, problems=(400, 503)),
+          query=wire.AuditQuery, problems=(400, 503), console=True),
     Route("GET", "/v1/operator/groups", get_groups, "Producer groups: what is in doubt, who is there", OPERATOR, wire.GroupsOut,
-          problems=(503,)),
+          problems=(503,), console=True),
     Route("GET", "/v1/operator/topics", get_topics, "Topics and the consumer groups that read them", OPERATOR, wire.TopicsOut,
-          problems=(503,)),
+          problems=(503,), console=True),
     Route("GET", "/v1/status", get_status, "What the edge sees", OPERATOR, wire.StatusOut),
     Route("GET", "/livez", get_livez, "Alive", "", wire.LiveOut),
     Route("GET", "/readyz", get_readyz, "Accepts, and how the job is", "", wire.ReadyOut, problems=(503,)),
 )  # fmt: skip
 
 
-def make_routes(metrics: EdgeMetrics | None) -> tuple[Route, ...]:
+def make_routes(metrics: EdgeMetrics | None, *, with_console: bool = True) -> tuple[Route, ...]:
     """All operations. Without metrics there is no /metrics."""
 
     async def get_metrics(exchange: Exchange) -> None:
@@ -224,7 +224,7 @@ def make_routes(metrics: EdgeMetrics | None) -> tuple[Route, ...]:
     own = [Route("GET", "/openapi.json", get_openapi, "This, for programs", "", wire.StatusOut)]
     if metrics is not None:
         own.append(Route("GET", "/metrics", get_metrics, "Prometheus metrics of the edge", "metrics", media="text/plain"))
-    routes = (*_ROUTES, *own)
+    routes = (*_ROUTES, *own, *(console.ROUTES if with_console else ()))
     return routes
 
 

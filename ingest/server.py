@@ -1,8 +1,9 @@
 """The edge as a process: `python -m ingest.server [--config FILE] [--data DIR] [--set KEY=VALUE]`, started by `escrow run`.
 
-HTTP in front (door.py, app.py, routes.py), the edge core behind it (core.py).
+HTTP in front (door.py, app.py, routes.py), gRPC for RocketMQ's clients (rocketmq/), the edge core behind them (core.py).
 
-stdout: one JSON line {"ready": true, "port": …, "url": …} when it accepts, and {"notice": …} for what an operator should read.
+stdout: one JSON line {"ready": true, "port": …, "url": …, "grpc_port": …} when it accepts, and {"notice": …} for what an operator
+should read.
 stderr: why it could not start or had to stop, in one line. Exit code 0 after SIGTERM or SIGINT, 2 when starting again is of no
 use before somebody has changed something, 1 otherwise.
 """
@@ -35,6 +36,7 @@ from ingest.door import Door
 from ingest.errors import CannotStart, EdgeError
 from ingest.figures import Figures
 from ingest.plugged import make_edge
+from ingest.rocketmq.front import Front
 from ingest.routes import make_routes
 from store.errors import GeometryMismatch, StoreError, StoreUnusable
 
@@ -73,11 +75,11 @@ def bind(settings: Settings, access: Access) -> socket.socket:
     return listening
 
 
-def allow_files(connections: int) -> tuple[int, str]:
+def allow_files(connections: int, others: int = OTHER_FILES) -> tuple[int, str]:
     """Raise the limit of open files if that many connections need it. How many can be taken so that the store still has its files,
     and what an operator should read where those are fewer."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed, unlimited = connections + OTHER_FILES, resource.RLIM_INFINITY
+    needed, unlimited = connections + others, resource.RLIM_INFINITY
     if soft == unlimited or soft >= needed:
         return connections, ""
     allowed = needed if hard == unlimited else hard
@@ -87,7 +89,7 @@ def allow_files(connections: int) -> tuple[int, str]:
         allowed = soft
     if allowed >= needed:
         return connections, ""
-    taken = min(connections, max(allowed - OTHER_FILES, allowed // 2))
+    taken = min(connections, max(allowed - others, allowed // 2))
     return taken, (
         f"maxConnections: {connections} connections need {needed} open files and this process may have {allowed}: {taken} are "
         "taken; raise the limit (ulimit -n, LimitNOFILE) for more"
@@ -100,16 +102,19 @@ class Endpoint:
     def __init__(self, edge: Edge, settings: Settings, access: Access, connections_max: int) -> None:
         self.edge = edge
         self.metrics = EdgeMetrics(CollectorRegistry(), self._look, self._look_at_files)
-        self.app = App(edge, make_routes(self.metrics if settings.metrics_enabled else None), self._observe, access)
+        self.app = App(edge, self._routes(settings), self._observe, access)
         self.door = Door(self.app, settings, connections_max)
         self._figures = Figures(edge, self.door, self.app)
-        edge.observe_flushes(self.metrics.flush_s.observe)
+        edge.observe_flush = self.metrics.flush_s.observe
 
     def _look(self) -> Iterator[Figure]:
         return self._figures.look()
 
     def _look_at_files(self) -> Iterator[Figure]:
         return self._figures.files()
+
+    def _routes(self, settings: Settings) -> tuple[Route, ...]:
+        return make_routes(self.metrics if settings.metrics_enabled else None, with_console=settings.console_enabled)
 
     def _observe(self, route: Route | None, status: int, seconds: float) -> None:
         self.metrics.observe(route.operation if route is not None else "none", status, seconds)
@@ -120,24 +125,39 @@ class Endpoint:
             await asyncio.sleep(HEARTBEAT_S)
 
 
+def grpc_files(settings: Settings) -> int:
+    """Connections of RocketMQ's clients, at most: one for each call."""
+    return settings.grpc_calls_max if settings.grpc_port >= 0 or settings.grpc_tls_port >= 0 else 0
+
+
+def make_front(settings: Settings, access: Access, edge: Edge, metrics: EdgeMetrics) -> Front | None:
+    """What serves RocketMQ's clients, as a part of the edge, where a port is set for them."""
+    if not grpc_files(settings):
+        return None
+    front = Front(settings, access, edge, metrics.observe_call)
+    edge.parts.append(front)
+    return front
+
+
 async def serve(settings: Settings) -> int:
-    """1 address · 2 store · 3 accept · 4 until a signal or a failure · 5 stop accepting, answer what was accepted, close."""
+    """1 addresses · 2 store · 3 accept · 4 until a signal or a failure · 5 stop accepting, answer what was accepted, close."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     access, context = Access(settings), tls.server_context(settings)
-    connections_max, files_notice = allow_files(settings.max_connections)
+    connections_max, files_notice = allow_files(settings.max_connections, OTHER_FILES + grpc_files(settings))
     listening = bind(settings, access)  # 1
     edge = make_edge(settings)
-    await edge.open()  # 2
     endpoint = Endpoint(edge, settings, access, connections_max)
+    front = make_front(settings, access, edge, endpoint.metrics)
+    await edge.open()  # 2
     await endpoint.door.open(listening, context)  # 3
     tune_collector()
     beside = [asyncio.create_task(work) for work in (endpoint.beat(), tls.Renewal(context, settings).watch())]
     for notice in filter(None, (edge.notice, tls.notice(settings), files_notice)):
         say({"notice": notice})
     port = listening.getsockname()[1]
-    say({"ready": True, "port": port, "url": url_of(settings, port)})
+    say({"ready": True, "port": port, "url": url_of(settings, port), **(front.told() if front is not None else {})})
     edge.failed.add_done_callback(lambda _: stopped.set())
     await stopped.wait()  # 4
     failure = edge.failed.result() if edge.failed.done() else ""
@@ -178,6 +198,7 @@ def log_to(settings: Settings) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     # What clients do wrong is counted (escrow_connections_refused), not written down: they could fill the log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    logging.getLogger("grpc").setLevel(logging.CRITICAL)
 
 
 def say(line: dict[str, Any]) -> None:

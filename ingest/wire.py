@@ -157,6 +157,10 @@ class ReplayIn(Struct, forbid_unknown_fields=True):
     ids: Items[Text]
 
 
+class LoginIn(Struct, forbid_unknown_fields=True):
+    token: Text
+
+
 # --- answers --------------------------------------------------------------------------------------------------------------
 class HalfOut(Struct):
     id: str
@@ -438,6 +442,17 @@ class TopicOut(Struct):
 
 class TopicsOut(Struct):
     topics: list[TopicOut]
+
+
+class SessionOut(Struct):
+    """Who is logged in at the console. `csrf` goes into the header X-Escrow-CSRF of every action; `open`: nobody needs a token."""
+
+    name: str
+    csrf: str
+    open: bool
+    left_s: float
+    version: str
+    check_max: int
 
 
 class LiveOut(Struct):

@@ -284,7 +284,7 @@ ENDPOINT: Final = Board(
             Panel("Polls", "For messages and for checks: a second, and waiting now.", "short",
                   [(rate("escrow_consumer_polls_total"), "messages a second"), (rate("escrow_check_polls_total"), "checks a second"),
                    (f"sum(escrow_consumer_polls_waiting{{{I}}})", "waiting for messages"),
-                   (f"sum(escrow_polls_waiting{{{I}}})", "waiting for checks")]),
+                   (f"sum(escrow_check_polls_waiting{{{I}}})", "waiting for checks")]),
         ]),
     ],
     [INSTANCE, TOPIC, READERS],

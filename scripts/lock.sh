@@ -3,7 +3,8 @@
 # Usage: lock.sh PYTHON [--upgrade]
 #
 # 1. Put uv into a scratch environment (it is no dependency of the project), unless UV names one.
-# 2. Resolve the server lock first; the other two are held to its versions, so that they can be installed together.
+# 2. Resolve the server lock first; the others are held to its versions, so that they can be installed together. RocketMQ's
+#    client is installed apart from everything.
 # 3. Refuse a lock that names a host or a path of this machine.
 set -eu
 
@@ -30,8 +31,11 @@ compile() {
     echo "requirements/$output: $(grep -c '^[a-z0-9].*==' "requirements/$output") packages"
 }
 compile server.lock --extra server "$@"
+compile tracing.lock --extra tracing --constraints requirements/server.lock "$@"
 compile kafka.lock --extra kafka --constraints requirements/server.lock "$@"
-compile dev.lock --extra server --extra kafka --group dev --constraints requirements/server.lock "$@"
+compile dev.lock --extra server --extra kafka --extra tracing --group dev --constraints requirements/server.lock "$@"
+
+compile rocketmq-client.lock --group rocketmq-client "$@"
 
 # 3.
 if grep -nE '://|@ |(^|[ =])/|--index|--find-links' requirements/*.lock; then

@@ -9,9 +9,11 @@ set -eu
 
 # program it must bring : package. A program that is not on the PATH is looked for in /usr/lib/postgresql/*/bin too.
 tools="
+chromium:chromium
 curl:curl
 initdb:postgresql
 fish:fish
+javac:openjdk-17-jdk-headless
 kcat:kcat
 mvn:maven
 openssl:openssl

@@ -39,6 +39,8 @@ PIECE_ROWS: Final = 1 << 16
 SCAN_OFFSETS: Final = 1 << 13
 #: What the index keeps of a key. Longer ones are found by their beginning and then compared whole.
 KEY_BYTES: Final = 256
+#: What a text search finds in a piece is collected one by one up to so many, and as columns beyond.
+FEW_HITS: Final = 2048
 #: Ops looked at, from either end, for the time at which halves of a page ended.
 ENDED_OPS: Final = 1 << 19
 #: Bytes of frames read, and so checked, for one page.
@@ -341,7 +343,7 @@ class Listing:
             entries, heads = self._log.half_heads(columns.half_offset[positions])
             keys = self._read_keys(entries, heads)
             return np.fromiter((each == key if exact else key in each for each in keys), np.bool_, len(positions))
-        hits = np.fromiter(_hits(columns.keys, _SEPARATOR + key[:KEY_BYTES] + _SEPARATOR if exact else key), np.int64)
+        hits = _hits(columns.keys, _SEPARATOR + key[:KEY_BYTES] + _SEPARATOR if exact else key)
         hits = hits + 1 if exact else hits
         has = np.zeros(len(columns), np.bool_)
         has[np.searchsorted(columns.key_at, hits, side="right") - 1] = True
@@ -353,9 +355,11 @@ class Listing:
         return found
 
     # --- listings --------------------------------------------------------------------------------------------------------------
-    def page(self, wanted: Wanted, limit: int, *, newest: bool = False, at: int | None = None, enough: Enough = never) -> Page:
-        """At most `limit` halves, from `at` on, or before it when the newest come first. The first page goes on behind them as long
-        as it may, to know how many there are."""
+    def page(
+        self, wanted: Wanted, limit: int, *, newest: bool = False, at: int | None = None, count: bool = True, enough: Enough = never
+    ) -> Page:
+        """At most `limit` halves, from `at` on, or before it when the newest come first. `count`: the first page goes on behind them
+        as long as it may, to know how many there are."""
         filter = self._resolve(wanted)
         if filter.impossible:
             return Page([], None, 0)
@@ -370,7 +374,7 @@ class Listing:
                 following = _take(taken, offsets, limit, newest)
                 if following is None and (len(taken) == limit or enough()):
                     following = first if newest else stop
-            if following is not None and (at is not None or enough()):
+            if following is not None and (not count or at is not None or enough()):
                 break
         else:
             return Page(taken, _unless_through(following, low, high, newest), matched if at is None else None)
@@ -562,13 +566,30 @@ def _lut(ends: frozenset[int]) -> Array:
     return found
 
 
-def _hits(content: bytes, wanted: bytes) -> Iterator[int]:
-    """Where it occurs. Far faster than a regular expression where it is rare."""
-    find, step = content.find, max(len(wanted) - 1, 1)
-    at = find(wanted)
+def _hits(content: bytes, wanted: bytes) -> Ints:
+    """Where it occurs."""
+    few: list[int] = []
+    find, at = content.find, content.find(wanted)
     while at >= 0:
-        yield at
-        at = find(wanted, at + step)
+        few.append(at)
+        if len(few) > FEW_HITS:
+            return _many_hits(content, wanted)
+        at = find(wanted, at + 1)
+    return np.array(few, np.int64)
+
+
+def _many_hits(content: bytes, wanted: bytes) -> Ints:
+    """As columns: the byte of it that is rarest here is looked for first, the others beside those that were found."""
+    letters, found = np.frombuffer(content, np.uint8), np.frombuffer(wanted, np.uint8)
+    sample = np.bincount(letters[:: max(1, len(letters) >> 12)], minlength=256)
+    order = np.argsort(sample[found], kind="stable").tolist()
+    last = len(letters) - len(found) + 1
+    at: Ints = np.flatnonzero(letters[order[0] : order[0] + last] == found[order[0]])
+    for number in order[1:]:
+        if not len(at):
+            break
+        at = at[letters[at + number] == found[number]]
+    return at
 
 
 def _looked_up(table: Array, numbers: Array) -> Array:

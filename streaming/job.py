@@ -26,6 +26,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from escrow.settings import Settings, SettingsError, from_arguments
+from escrow.tracing import TracingError
 from sinks.errors import SinkError
 from store.errors import CursorBeyondLog, ForeignFile, FormatTooNew, GeometryMismatch, NotAStore, StoreError
 from streaming.errors import JavaDied, JobCannotStart, JobError
@@ -74,7 +75,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except SettingsError as error:
         return _fail("; ".join(error.problems), USELESS)
-    except (NotAStore, FormatTooNew, GeometryMismatch, ForeignFile, CursorBeyondLog, SinkError, JobCannotStart) as error:
+    except (
+        NotAStore,
+        FormatTooNew,
+        GeometryMismatch,
+        ForeignFile,
+        CursorBeyondLog,
+        SinkError,
+        JobCannotStart,
+        TracingError,
+    ) as error:
         return _fail(str(error), USELESS)
     except (StoreError, JobError, OSError) as error:
         return _fail(str(error))

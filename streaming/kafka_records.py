@@ -71,7 +71,8 @@ def read_stream(
         "headers",
         F.when(is_op, F.col("value")).alias("value"),
     )
-    return rows.mapInArrow(pack, SCHEMA)
+    # One task a core: a small batch should not pay for a task a partition.
+    return rows.coalesce(spark.sparkContext.defaultParallelism).mapInArrow(pack, SCHEMA)
 
 
 # --- on the executors -----------------------------------------------------------------------------------------------------------

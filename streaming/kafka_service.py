@@ -19,7 +19,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -37,10 +37,11 @@ from escrow.metrics import JobMetrics
 from escrow.settings import Settings
 from sinks.kafka import clients, contract, redo, release
 from store.errors import CursorBeyondLog
-from store.records import HALF, OP
+from store.records import HALF, OP, OpKind
 from store.shard import ShardStore
+from store.state_table import StateTable
 from streaming.clock import Clock, ClockGuard, SystemClock
-from streaming.errors import JobStopped
+from streaming.errors import JobError, JobStopped
 from streaming.gauges import count_decisions, count_settled, watch_shards
 from streaming.kafka_lease import Lease
 from streaming.kafka_presence import GroupsAlive
@@ -58,6 +59,8 @@ STOP_S: Final = 3.0
 WATERMARK_S: Final = 30.0
 PARTITIONS_EVERY_S: Final = 2.0
 RETRY_MESSAGES_MAX: Final = 1_000
+#: What one Kafka transaction releases, about.
+RELEASE_BYTES_MAX: Final = 128 << 20
 #: An idle shard says where it stands this often (of fileReservedTime): its last marker must not age out of the redo topic.
 MARKER_SHARE: Final = 0.25
 
@@ -95,11 +98,15 @@ class KafkaJobService:
         self._listener: ProgressListener | None = None
         self._error: BaseException | None = None
         self._ends: dict[str, dict[int, int]] = {}
+        self._early: dict[int, list[Piece]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._ticker = threading.Thread(target=self._run_ticker, name="ticker", daemon=True)
         self._closed = False
         self.owner = f"{socket.gethostname()}:{os.getpid()}"
-        self._open()
+        try:
+            self._open()
+        except KafkaException as error:
+            raise JobError(f"Kafka at {settings.kafka_bootstrap_servers}: {error.args[0].str()}") from error
 
     @staticmethod
     def _made(directory: Path) -> Path:
@@ -263,6 +270,10 @@ class KafkaJobService:
         ends = self._ends_of(batch_id)
         self.metrics.phase_s.labels("collect").observe(time.perf_counter() - started_s)
         self._open_new(ends)
+        for partition, pieces in self._early.items():  # ops of a half partition that Spark had not found yet
+            if partition in self.parts:
+                ops[partition] = [*pieces, *ops.get(partition, [])]
+        self._early = {partition: ops[partition] for partition in ops if partition not in self.parts}
         changed = [
             partition
             for partition in self.parts
@@ -288,8 +299,9 @@ class KafkaJobService:
         with shard.lock:
             started_s = time.perf_counter()
             feed = self._feed(shard, halves, ops, ends)
-            settled = part.settler.settle(feed, now_ms)
-            count_settled(self.metrics, feed, settled, now_ms)
+            for piece in pieces_of(feed, shard.table):
+                settled = part.settler.settle(piece, now_ms)
+                count_settled(self.metrics, piece, settled, now_ms)
             self.metrics.phase_s.labels("settle").observe(time.perf_counter() - started_s)
 
     def _feed(self, shard: Shard, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]) -> Feed:
@@ -319,12 +331,12 @@ class KafkaJobService:
         """On an executor. What Spark throws is told as a sentence: the task is started again."""
         assert self._spark is not None
         try:
-            found = self._spark.sparkContext.parallelize([task], 1).map(_on_executor).collect()
+            found = self._spark.sparkContext.parallelize([task], 1).map(release.attempt).collect()
         except Exception as error:  # an executor died, Java did, a network did not answer
-            return one_line(error)
+            return f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
         done = found[0]
-        if isinstance(done, str) and done.startswith(SUPERSEDED):
-            raise release.Superseded(done.removeprefix(SUPERSEDED))
+        if isinstance(done, str) and done.startswith(release.SUPERSEDED):
+            raise release.Superseded(done.removeprefix(release.SUPERSEDED))
         return done
 
     # --- partitions --------------------------------------------------------------------------------------------------------------
@@ -391,16 +403,21 @@ class KafkaJobService:
         shard.commit(batch)
 
 
-SUPERSEDED: Final = "superseded: "
-
-
-def _on_executor(task: release.Task) -> release.Done | str:
-    """Failures travel as text: Spark would repeat the task by itself, and the driver should decide."""
-    try:
-        return release.run(task)
-    except release.Superseded as error:
-        return f"{SUPERSEDED}{error}"
-    except release.Unwritten as error:
-        return str(error)
-    except KafkaException as error:
-        return f"Kafka: {error.args[0].str()}"
+def pieces_of(feed: Feed, table: StateTable) -> Iterator[Feed]:
+    """A feed cut so that no piece releases much more than RELEASE_BYTES_MAX: a Kafka transaction must be done before its timeout.
+    The first piece has all the halves."""
+    sizes = table.get(feed.ops["half_offset"])["size_bytes"].astype(np.int64)
+    if len(feed.halves):
+        at = np.minimum(np.searchsorted(feed.halves["half_offset"], feed.ops["half_offset"]), len(feed.halves) - 1)
+        new = feed.halves["half_offset"][at] == feed.ops["half_offset"]
+        sizes[new] = feed.halves["size_bytes"][at[new]]
+    sizes[feed.ops["kind"] != int(OpKind.COMMIT)] = 0
+    piece = np.cumsum(sizes) // RELEASE_BYTES_MAX
+    # An ASKED record is several ops with one offset: never cut within.
+    stops = [int(feed.ops["op_offset"][at + 1]) for at in np.flatnonzero(np.diff(piece)).tolist()]
+    stops = sorted({stop for stop in stops if stop > feed.op_start})
+    halves, half_start, start = feed.halves, feed.half_start, feed.op_start
+    for stop in [*stops, feed.op_stop]:
+        chosen = (feed.ops["op_offset"] >= start) & (feed.ops["op_offset"] < stop)
+        yield Feed(half_start, feed.half_stop, start, stop, halves, feed.ops[chosen])
+        halves, half_start, start = feed.halves[:0], feed.half_stop, stop

@@ -136,6 +136,10 @@ class Shard:
                 continue
             self._see_term(event.term)
             if isinstance(event, redo.RedoBatch):
+                if event.refused:
+                    LOG.warning(
+                        "shard %d: Kafka refuses %d messages, first %s", self.partition, len(event.refused), event.refused[0]
+                    )
                 self.store.apply(event.entries, event.marker, event.groups, event.refused, event.redo_offset)
 
     def _see_term(self, term: int) -> None:

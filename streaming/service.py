@@ -33,6 +33,7 @@ from checker.decisions import Decision
 from checker.policy import Policy
 from escrow.metrics import JobMetrics
 from escrow.settings import Settings
+from escrow.tracing import Tracer
 from sinks.embedded import EdgeWake
 from sinks.interfaces import Applied, Sink
 from sinks.plugins import load_all
@@ -50,6 +51,7 @@ from streaming.rounds import Rounds
 from streaming.session import one_line
 from streaming.settle import Settler
 from streaming.source import FORMAT, EscrowSource
+from streaming.spans import SettledSpans
 
 LOG: Final = logging.getLogger("escrow.job")
 TICK_S: Final = 0.25
@@ -81,6 +83,7 @@ class JobService:
         self._dictionary = Dictionary(root / "dictionary")
         self._presence = Presence(root / "presence")
         self._sinks: list[tuple[str, Sink]] = [("edge", EdgeWake(root)), *load_all("escrow.sinks", root)]
+        self._spans = SettledSpans(Tracer(settings, "escrow-job"), self.store.log) if settings.otlp_endpoint else None
         self._waker = Waker(root / JOB_WAKE)
         self._lock = threading.Lock()
         self._batch_done = threading.Condition()
@@ -179,6 +182,8 @@ class JobService:
         for name, sink in self._sinks:
             with self._sink_errors(name):
                 sink.close()
+        if self._spans is not None:
+            self._spans.close()
         self._presence.close()
         self._dictionary.close()
         self.store.close()
@@ -208,6 +213,9 @@ class JobService:
         settled = self.settler.settle(delivery.feed, now_ms)
         count_settled(self.metrics, delivery.feed, settled, now_ms)
         phase("settle")
+        if self._spans is not None and settled.ended is not None:
+            self._spans.note(settled.ended, now_ms)
+            phase("trace")
         self._work_on_round(now_ms)
         phase("round")
         if self.store.marker.sequence != before:

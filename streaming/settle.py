@@ -62,6 +62,7 @@ class Ended:
     via: Array  # store.records.Via
     said_at_ms: Array  # when the op was stored
     half_stored_at_s: Array  # when its half was
+    half_offset: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,7 @@ def _ended(ops: Array, half_offsets: Ints, rows: Array, matched: Matched) -> End
     at = matched.where(Effect.RELEASE, Effect.ROLLBACK, Effect.DISCARD_MAX, Effect.DISCARD_EXPIRED)
     chosen = ops[at]
     stored_at_s = rows["stored_at_s"][np.searchsorted(half_offsets, chosen["half_offset"])]
-    return Ended(matched.effect[at], chosen["via"], chosen["stored_at_ms"], stored_at_s)
+    return Ended(matched.effect[at], chosen["via"], chosen["stored_at_ms"], stored_at_s, chosen["half_offset"])
 
 
 def _write_effects(batch: Batch, ops: Array, half_offsets: Ints, rows: Array, matched: Matched) -> None:

@@ -24,6 +24,7 @@ from escrow.cli import (
     completion,
     config,
     consume,
+    dead_letters,
     demo,
     doctor,
     exits,
@@ -58,7 +59,7 @@ class Command(Protocol):
 
 
 COMMANDS: tuple[Command, ...] = (
-    run, demo, doctor, top, tx, send, consume, groups, topics, export, store, clock, config, token, completion,
+    run, demo, doctor, top, tx, send, consume, groups, topics, dead_letters, export, store, clock, config, token, completion,
 )  # fmt: skip
 
 # Third-party modules that come with the server extra. A command that misses one of them needs that extra.

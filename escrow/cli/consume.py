@@ -51,7 +51,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("topic", metavar="TOPIC", help="what is read")
     parser.add_argument("--group", metavar="GROUP", default="cli", help="the consumer group (default: cli)")
     parser.add_argument("--follow", "-f", action="store_true", help="go on until Ctrl-C")
-    parser.add_argument("--max", "-n", metavar="N", type=_count, help="end after N messages")
+    parser.add_argument("--max", "-n", metavar="N", type=exits.positive, help="end after N messages")
     parser.add_argument("--wait", metavar="TIME", type=times.seconds, default=1.0, help="how long to wait for more (default: 1s)")
     parser.add_argument(
         "--from",
@@ -137,10 +137,9 @@ def _as_text(message: Delivered) -> str:
 
 
 def _as_json(message: Delivered) -> str:
-    text = _text(message.body)
     return json_line(
         {
-            **({"text": text} if text is not None else {"body": b64encode(message.body).decode()}),
+            **content(message.body),
             "key": message.key,
             "tags": message.tags,
             "properties": dict(message.properties),
@@ -155,17 +154,17 @@ def _as_json(message: Delivered) -> str:
     )
 
 
+def content(body: bytes) -> dict[str, str]:
+    """A body in JSON: as text, or in base64 where it is none."""
+    text = _text(body)
+    return {"text": text} if text is not None else {"body": b64encode(body).decode()}
+
+
 def _text(body: bytes) -> str | None:
     try:
         return body.decode()
     except UnicodeDecodeError:
         return None
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return int(text)
 
 
 def _start(text: str) -> str:

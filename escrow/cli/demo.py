@@ -67,6 +67,7 @@ FIRST: Final = ("commit", "rollback", "silent", "crash", "abandoned", "undecided
 USUAL: Final = ("commit", "commit", "rollback", "commit", "silent", "commit", "commit", "rollback", "commit", "crash")
 #: An operator asks about the first silent order, and about the first one of a killed shop, after this long.
 OPERATOR_AFTER_S: Final = 3.0
+OPERATOR_AGAIN_S: Final = 2.0
 END_PATIENCE_S: Final = 10.0
 VICTIM_PATIENCE_S: Final = 30.0
 
@@ -85,8 +86,10 @@ def run(args: argparse.Namespace) -> int:
     """Sends until the time is over or Ctrl-C, then tells how it ended."""
     with ExitStack() as stack:
         api = stack.enter_context(remote.connect(args))
-        api.ready()  # nobody there: said at once, and how to start it
+        job = api.ready()["job"]["state"]  # nobody there: said at once, and how to start it
         demo = Demo(args, api, stack)
+        if job != "running":
+            demo.say("", "Spark is warming up: commits and roll-backs count already, Escrow asks as soon as it is there")
         with suppress(KeyboardInterrupt):
             demo.play(args.seconds, args.rate)
         with suppress(KeyboardInterrupt):
@@ -296,10 +299,13 @@ class Demo:
         if order.outcome is not None or not self._operator:
             return
         try:
-            self._api.act("check", "demo: the order service fell silent", ids=[order.id])
+            answer = self._api.act("check", "demo: the order service fell silent", ids=[order.id])
         except EscrowError as error:
             self._operator = False
             self.say("operator", f"may not ask ({error}); Escrow asks by itself: transactionTimeOut 6 s, a round every 30 s")
+            return
+        if answer["counts"]["refused"]:  # the job has not read it yet: Spark takes half a minute to get warm
+            self._later.append((time.monotonic() + OPERATOR_AGAIN_S, lambda: self._ask(order)))
             return
         self.say(
             "operator", f"has Escrow ask about {_order(order.number)} at once; it would have asked by itself in its next round"
@@ -336,7 +342,8 @@ class Demo:
         else:
             print(f"Shipping has not got yet: {sorted(late) or 'none'}; it should not have got: {sorted(wrong) or 'none'}.")
         for order in in_doubt:
-            print(f"  {_order(order.number)} ({order.fate}): {order.id}")
+            state = self._api.transaction(order.id)["state"].lower().replace("_", " ")
+            print(f"  {_order(order.number)} ({order.fate}) is {state}: {order.id}")
         if in_doubt:
             id = in_doubt[0].id
             print(f"Now you are the operator:\n  escrow tx show {id}\n  escrow tx rollback {id} --reason 'the shop is gone'")

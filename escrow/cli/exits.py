@@ -1,11 +1,11 @@
-"""What all commands share: exit codes, and what a command does when it is called without a subcommand."""
+"""What all commands share: exit codes, how a command is declared, arguments that many have."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -42,3 +42,19 @@ def add_command(
     )
     parser.set_defaults(run=run)
     return parser
+
+
+def positive(text: str) -> int:
+    """An argparse type: a whole number from 1 on."""
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
+def ids_of(given: Sequence[str], stdin: TextIO) -> Iterator[str]:
+    """Ids as they were named; - stands for those on stdin: the first word of each line."""
+    for id in given:
+        if id == "-":
+            yield from (words[0] for line in stdin if (words := line.split()))
+        else:
+            yield id

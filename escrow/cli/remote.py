@@ -16,6 +16,7 @@ from escrow.transport import tls_context
 DEFAULT_URL: Final = "http://127.0.0.1:7480"
 #: A person waits: an Escrow that restarts is waited for, one that is not there is said soon.
 RETRY_FOR_S: Final = 3.0
+TIMEOUT_S: Final = 10.0
 
 HELP: Final = f"""\
 Escrow is looked for at --url, $ESCROW_URL or {DEFAULT_URL}. Where tokens are in use: --token-file,
@@ -42,12 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ca-file", metavar="FILE", help="the authority behind an https URL, if it is your own ($ESCROW_CA_FILE)")
 
 
-def connect(args: argparse.Namespace, *, retry_for_s: float = RETRY_FOR_S) -> Api:
+def connect(args: argparse.Namespace, *, timeout_s: float = TIMEOUT_S) -> Api:
     """The API that the arguments name."""
     url, ca_file = url_of(args), args.ca_file or os.environ.get("ESCROW_CA_FILE")
     try:
         tls = tls_context(ca_file=ca_file) if ca_file else None
-        return Api(url, token=token_of(args), tls=tls, retry_for_s=retry_for_s)
+        return Api(url, token=token_of(args), tls=tls, timeout_s=timeout_s, retry_for_s=RETRY_FOR_S)
     except ssl.SSLError as error:
         raise exits.UsageError(f"{ca_file}: holds no certificate (PEM) that could be read: {error.reason}") from error
     except ValueError as error:
@@ -71,6 +72,11 @@ def token_of(args: argparse.Namespace) -> str | None:
 
 def explain(error: EscrowError) -> tuple[str, int]:
     """(what to tell, exit code) of an error of the SDK: what is wrong, then what to do."""
+    if isinstance(error, Unreachable) and error.maybe_done:
+        return (
+            f"{error}\nit may have been done all the same: look before you do it again (escrow tx show, tx audit)",
+            exits.UNREACHABLE,
+        )
     if isinstance(error, Unreachable):
         return f"{error}\nstart it with: escrow run (or make run); elsewhere: --url URL or ESCROW_URL", exits.UNREACHABLE
     if isinstance(error, Unavailable):

@@ -41,7 +41,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Columns under their heads; numbers to the right, texts to the left."""
     cells = [[cell(value) for value in row] for row in rows]
     widths = [max(len(head), *(len(row[at]) for row in cells)) if cells else len(head) for at, head in enumerate(heads)]
-    right = [bool(rows) and all(isinstance(row[at], Real | None) for row in rows) for at in range(len(heads))]
+    right = [bool(rows) and all(row[at] == "" or isinstance(row[at], Real | None) for row in rows) for at in range(len(heads))]
     lines = []
     for row in (list(heads), *cells):
         columns = zip(row, widths, right, strict=True)
@@ -50,8 +50,8 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def cell(value: object, most: int = 0) -> str:
-    """A value in a table: printable characters only, at most so many."""
-    text = "-" if value is None or value == "" else f"{value:,}" if isinstance(value, Integral) else str(value)
+    """A value in a table: printable characters only, at most so many; what is not there is a dash."""
+    text = "-" if value is None else f"{value:,}" if isinstance(value, Integral) else str(value)
     text = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
     return text[: most - 1] + "…" if most and len(text) > most else text
 

@@ -33,6 +33,7 @@ examples:
   escrow token new prometheus --metrics
   escrow token list
   escrow token revoke orders-service
+  escrow token access-key orders-service      # for RocketMQ's own clients
 """
 
 
@@ -57,6 +58,8 @@ def add_parser(subparsers: Subparsers) -> None:
     shown.add_argument("--json", action="store_true", help="one JSON object a token")
     revoked = _add_tool(tools, "revoke", run_revoke, "take a token out of use")
     revoked.add_argument("name", metavar="NAME_OR_ID", help="as list shows it")
+    key = _add_tool(tools, "access-key", run_access_key, "make an access key and a secret key for RocketMQ's own clients")
+    key.add_argument("name", metavar="NAME", help="the token whose name and roles the holder has")
 
 
 def _add_tool(tools: Subparsers, name: str, tool: Callable[[argparse.Namespace], int], summary: str) -> argparse.ArgumentParser:
@@ -129,4 +132,20 @@ def run_revoke(args: argparse.Namespace) -> int:
     file = load_arguments(args).tokens_file
     token = token_file.revoke(file, args.name)
     print(f"revoked {token.principal.name} ({token.id}); a running edge knows within a second")
+    return exits.OK
+
+
+def run_access_key(args: argparse.Namespace) -> int:
+    """Prints both keys on stdout, a line each; advice goes to stderr."""
+    from ingest import token_file
+    from ingest.rocketmq import keys
+
+    settings = load_arguments(args)
+    known = [token.principal.name for token in token_file.load(settings.tokens_file).values()]
+    if args.name not in known:
+        print(f"escrow: there is no token {args.name!r}: escrow token list shows them, escrow token new makes one", file=sys.stderr)
+        return exits.ERROR
+    access_key, secret_key = keys.add(settings.access_keys_file, args.name)
+    print(f"access key {access_key}\nsecret key {secret_key}")
+    print(f"escrow: the secret is in {settings.access_keys_file} too, which nobody else may read", file=sys.stderr)
     return exits.OK

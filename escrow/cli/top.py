@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from escrow.api import Api
-from escrow.cli import exits, remote, times, topics, tx
+from escrow.cli import exits, remote, times, topics
 from escrow.cli.groups import oldest
 from escrow.cli.progress import duration
 from escrow.cli.render import cell, json_line, table
@@ -105,7 +105,7 @@ def frame(seen: Seen, url: str, size: Size, *, colour: bool) -> list[str]:
     columns, rows = size
     lines = [*_head(seen, url, colour), "", *_rates(seen.overview, columns)]
     parts = [
-        ("IN DOUBT, THE OLDEST FIRST", tx.HEADS, [tx.listed(each) for each in seen.oldest]),
+        ("IN DOUBT, THE OLDEST FIRST", DOUBT_HEADS, [_doubt(each) for each in seen.oldest]),
         ("PRODUCER GROUPS", ("GROUP", "PENDING", "OLDEST", "ASKED", "LIVE"), [_group(each) for each in _busiest(seen.groups)]),
         ("TOPICS", topics.HEADS, [row for each in seen.topics for row in topics.rows(each)]),
     ]
@@ -150,6 +150,15 @@ def bars(values: Sequence[float]) -> str:
     """Values as a row of bars, the largest as high as there is."""
     most = max(values, default=0)
     return "".join(BARS[min(len(BARS) - 1, int(value * len(BARS) / most))] if value else " " for value in values) if most else ""
+
+
+DOUBT_HEADS: Final = ("AGE", "ASKED", "GROUP", "TOPIC", "KEY", "ID")
+
+
+def _doubt(found: dict[str, Any]) -> tuple[object, ...]:
+    """The id last: it is long, and a narrow terminal cuts it."""
+    key = cell(found["key"], 24) or None
+    return duration(found["age_s"]), found["attempts"], found["group"], found["topic"], key, found["id"]
 
 
 def _busiest(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -64,4 +64,4 @@ def rows(topic: dict[str, Any]) -> Iterator[tuple[object, ...]]:
         yield (*first, None, None, None, None)
     for each in topic["consumers"]:
         yield (*first, each["group"], each["lag"], each["in_hand"], each["dead_letters"])
-        first = (None, None, None)
+        first = ("", "", "")

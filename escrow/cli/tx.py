@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from escrow.api import Api
 from escrow.cli import exits, remote, times
+from escrow.cli.consume import content
 from escrow.cli.progress import Progress, duration
 from escrow.cli.render import cell, json_line, table
 
@@ -44,6 +45,8 @@ PAGE: Final = 1000
 BATCH: Final = 1000
 REASON_MAX: Final = 500
 SAMPLE: Final = 5
+#: How long an action may take: a million ends are a million records in the log.
+ACTION_S: Final = 900.0
 #: Beyond so many, results that are as they should be are only counted.
 SHOWN_ONE_BY_ONE: Final = 20
 
@@ -138,7 +141,7 @@ def _add_list(tools: Subparsers) -> None:
     )
     _add_filters(parser)
     parser.add_argument("--newest", action="store_true", help="the newest first")
-    parser.add_argument("--limit", metavar="N", type=_positive, default=100, help="at most so many (default: 100)")
+    parser.add_argument("--limit", metavar="N", type=exits.positive, default=100, help="at most so many (default: 100)")
     parser.add_argument("--all", action="store_true", help="as many as there are")
     parser.add_argument("--ids", action="store_true", help="only the ids, one a line: for escrow tx commit - and its like")
     parser.add_argument("--json", action="store_true", help="one JSON object a transaction")
@@ -181,7 +184,15 @@ HEADS: Final = ("ID", "STATE", "GROUP", "TOPIC", "KEY", "AGE", "ASKED")
 
 def listed(found: dict[str, Any]) -> tuple[object, ...]:
     state = found["state"] if not found.get("reason") else f"{found['state']} ({found['reason']})"
-    return found["id"], state, found["group"], found["topic"], cell(found["key"], 24), duration(found["age_s"]), found["attempts"]
+    return (
+        found["id"],
+        state,
+        found["group"],
+        found["topic"],
+        cell(found["key"], 24) or None,
+        duration(found["age_s"]),
+        found["attempts"],
+    )
 
 
 # --- show, history ------------------------------------------------------------------------------------------------------------
@@ -218,7 +229,7 @@ def _add_history(tools: Subparsers) -> None:
 def run_show(args: argparse.Namespace) -> int:
     """Prints each; a transaction that is not there is an error of its own."""
     with remote.connect(args) as api:
-        for number, id in enumerate(_ids(args)):
+        for number, id in enumerate(exits.ids_of(args.ids, sys.stdin)):
             found = _with_message(api.inspect(id)) if args.message else api.transaction(id)
             if args.json:
                 print(json_line(found))
@@ -231,19 +242,15 @@ def run_show(args: argparse.Namespace) -> int:
 
 def _with_message(inspected: dict[str, Any]) -> dict[str, Any]:
     """A transaction, and its message under `message`: text, or body in base64 where it is none."""
-    body = b64decode(inspected["body"])
-    try:
-        content = {"text": body.decode()}
-    except UnicodeDecodeError:
-        content = {"body": inspected["body"]}
+    body = content(b64decode(inspected["body"]))
     message = {name: inspected[name] for name in ("tags", "properties", "body_bytes", "immunity_s", "outstanding", "reason")}
-    return {**inspected["transaction"], "message": {**content, **message}}
+    return {**inspected["transaction"], "message": {**body, **message}}
 
 
 def run_history(args: argparse.Namespace) -> int:
     """Prints the events of each."""
     with remote.connect(args) as api:
-        for id in _ids(args):
+        for id in exits.ids_of(args.ids, sys.stdin):
             events = api.transaction(id)["history"]
             if args.json:
                 for event in events:
@@ -266,14 +273,14 @@ def _described(found: dict[str, Any]) -> Iterator[str]:
         ("born at", times.shown(found["born_at_ms"])),
         ("place", place),
     ):
-        yield f"  {name:<10} {cell(value)}"
+        yield f"  {name:<10} {cell(value) or '-'}"
     yield from _message(found["message"]) if "message" in found else ()
     yield "  history"
     yield from (f"    {line}" for line in _events(found["history"]))
 
 
 def _message(message: dict[str, Any]) -> Iterator[str]:
-    yield f"  {'tags':<10} {cell(message['tags'])}"
+    yield f"  {'tags':<10} {cell(message['tags']) or '-'}"
     yield f"  {'immunity':<10} {message['immunity_s']} s{', a check request is out' if message['outstanding'] else ''}"
     for name, value in message["properties"].items():
         yield f"  {'property':<10} {cell(f'{name}={value}')}"
@@ -348,7 +355,7 @@ def run_action(args: argparse.Namespace) -> int:
         )
     args.reason = _reason(args)
     filter.setdefault("state", _STATE_FOR.get(args.action, "pending"))
-    with remote.connect(args) as api:
+    with remote.connect(args, timeout_s=ACTION_S) as api:
         return _act_on_ids(args, api) if args.ids else _act_on_filter(args, api, filter)
 
 
@@ -367,7 +374,7 @@ def _reason(args: argparse.Namespace) -> str:
 
 
 def _act_on_ids(args: argparse.Namespace, api: Api) -> int:
-    ids = list(dict.fromkeys(_ids(args)))
+    ids = list(dict.fromkeys(exits.ids_of(args.ids, sys.stdin)))
     outcome = _Outcome(args)
     with Progress() as progress:
         for first in range(0, len(ids), BATCH):
@@ -394,7 +401,7 @@ def _act_on_filter(args: argparse.Namespace, api: Api, filter: dict[str, object]
 def _confirm(args: argparse.Namespace, api: Api, filter: dict[str, object], matched: int) -> None:
     if not sys.stdin.isatty():
         raise exits.UsageError(f"{matched:,} fit: add --yes to {args.action} them without being asked, or --dry-run to look first")
-    sample = next(_pages(api, filter, order="oldest", most=SAMPLE))
+    sample = [row for page in _pages(api, filter, order="oldest", most=SAMPLE) for row in page]
     print(table(HEADS, [listed(each) for each in sample]), file=sys.stderr)
     if matched > len(sample):
         print(f"… and {matched - len(sample):,} more", file=sys.stderr)
@@ -454,7 +461,7 @@ def _add_audit(tools: Subparsers) -> None:
         teaches="Prints the audit log, the newest first: when, who, what, how many, why.",
         examples="examples:\n  escrow tx audit\n  escrow tx audit --limit 1000 --json | jq 'select(.who == \"ada\")'\n",
     )
-    parser.add_argument("--limit", metavar="N", type=_positive, default=50, help="at most so many (default: 50)")
+    parser.add_argument("--limit", metavar="N", type=exits.positive, default=50, help="at most so many (default: 50)")
     parser.add_argument("--json", action="store_true", help="one JSON object a record")
     remote.add_arguments(parser)
 
@@ -487,17 +494,3 @@ def _add_ids(parser: argparse.ArgumentParser, *, optional: bool = False) -> None
     parser.add_argument(
         "ids", metavar="ID", nargs="*" if optional else "+", help="transaction ids; - reads them from stdin, one a line"
     )
-
-
-def _ids(args: argparse.Namespace) -> Iterator[str]:
-    for id in args.ids:
-        if id == "-":
-            yield from (words[0] for line in sys.stdin if (words := line.split()))
-        else:
-            yield id
-
-
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return int(text)

@@ -124,9 +124,15 @@ def redo_consumer(options: dict[str, Any]) -> Consumer:
     return Consumer({**options, **fixed, "group.id": "escrow-redo", "auto.offset.reset": "error"})
 
 
+def take(consumer: Consumer, count: int, timeout_s: float) -> list[Message]:
+    """What is there, at most `count`; waits for the first only. (`consume` alone would wait for all of them.)"""
+    first = consumer.poll(timeout_s)
+    return [] if first is None else [first, *consumer.consume(count - 1, 0)] if count > 1 else [first]
+
+
 def read_some(consumer: Consumer, timeout_s: float) -> Iterator[tuple[int, Message | None]]:
     """(partition, message) of what came; (partition, None) where the end was reached."""
-    for message in consumer.consume(1000, timeout_s):
+    for message in take(consumer, 1000, timeout_s):
         error, partition = message.error(), message.partition()
         if error is None:
             yield int(partition or 0), message

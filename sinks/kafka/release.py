@@ -13,12 +13,13 @@ Steps of `run`:
     2  look into the redo partition: was the batch written, does the shard belong to somebody else?
     3  begin, bodies and effects, flush; where Kafka refused messages: abort, and again without them
     4  redo records, commit
-A process that has held the id since its own last commit begins at 3. After any failure the producer is thrown away: the next
-attempt begins at 1, and 2 decides what became of a commit whose answer was lost.
+A process that wrote the batch before this one begins at 3: if anybody came between, Kafka fences it. After any failure the
+producer is thrown away: the next attempt begins at 1, and 2 decides what became of a commit whose answer was lost.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from sinks.kafka import contract, redo
+from sinks.kafka import clients, contract, redo
 from store.consume_queue import REASON_SHIFT
 from store.records import OpKind, State, Via, check_count_of
 from store.redo_log import REDO, Marker, RedoKind, kinds_of, numbers_of
@@ -128,20 +129,37 @@ def run(task: Task) -> Done:
     key = f"{task.target.transactional_id}/{task.term}"
     for attempt in range(ATTEMPTS_MAX):
         try:
-            owner = _owners.get(key) or _take(task, key)
+            owner = _owners.get(key)
+            if owner is None or owner.sequence != task.marker.sequence - 1:  # somebody else has written since
+                owner = _take(task, key)
             if owner.sequence >= task.marker.sequence:
                 return Done(task.target.partition, task.marker.sequence, written=False)
             done = _write(owner, task)
             owner.sequence = task.marker.sequence
             return done
-        except KafkaException as error:
+        except (KafkaException, SystemError) as error:  # the client raises SystemError where it was fenced while it sent
             _forget(key)
             if attempt + 1 == ATTEMPTS_MAX:
-                raise Unwritten(f"shard {task.target.partition}, batch {task.marker.sequence}: {error.args[0].str()}") from error
+                raise Unwritten(f"shard {task.target.partition}, batch {task.marker.sequence}: {error}") from error
         except BaseException:
             _forget(key)
             raise
     raise AssertionError("unreachable")
+
+
+SUPERSEDED: Final = "superseded: "
+
+
+def attempt(task: Task) -> Done | str:
+    """`run`, its failures as text: Spark would repeat a task that raises, and the driver should decide."""
+    try:
+        return run(task)
+    except Superseded as error:
+        return f"{SUPERSEDED}{error}"
+    except Unwritten as error:
+        return str(error)
+    except KafkaException as error:
+        return f"Kafka: {error.args[0].str()}"
 
 
 def _forget(key: str) -> None:
@@ -154,7 +172,7 @@ def _take(task: Task, key: str) -> _Owner:
     """Steps 1 and 2."""
     target = task.target
     for other in [other for other in _owners if other.startswith(f"{target.transactional_id}/")]:
-        _forget(other)  # of an earlier term
+        _forget(other)
     producer = make_producer(target)
     producer.init_transactions(DEADLINE_S)  # 1
     sequence, term = redo.last_of(target.client, target.topics.redo, target.partition, DEADLINE_S)  # 2
@@ -205,18 +223,43 @@ def _write(owner: _Owner, task: Task) -> Done:
     entries = redo.unpack_entries(task.packed_entries) if task.packed_entries else np.empty(0, REDO)
     refused: dict[int, str] = {}
     singly: set[int] = set()
+    knows = _Known()
     while True:
-        attempt = _Attempt(owner, task, refused, singly)
+        attempt = _Attempt(owner, task, refused, singly, knows)
         owner.producer.begin_transaction()
-        attempt.effects(entries)  # 3
-        attempt.flush()
+        with contextlib.suppress(_Refused):
+            attempt.effects(entries)  # 3
+            attempt.flush()
         if not attempt.failed:
             break
-        owner.producer.abort_transaction(DEADLINE_S)
         attempt.judge()
+        owner.producer.abort_transaction(DEADLINE_S)
     attempt.redo(entries)  # 4
     owner.producer.commit_transaction(DEADLINE_S)
     return Done(task.target.partition, task.marker.sequence, written=True, messages=attempt.messages, bytes=attempt.bytes)
+
+
+class _Known:
+    """What refusals have taught within one batch: others like them need not be tried, one transaction each."""
+
+    def __init__(self) -> None:
+        self._barred: dict[str, str] = {}  # topic: why nothing goes there
+        self._too_large: dict[str, int] = {}  # topic: the smallest body that was too large
+
+    def refuse(self, error: KafkaError, topic: str, size_bytes: int) -> None:
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self._too_large[topic] = min(size_bytes, self._too_large.get(topic, size_bytes))
+        elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            self._barred[topic] = error.str()
+
+    def problem(self, topic: str, size_bytes: int) -> str:
+        if size_bytes >= self._too_large.get(topic, size_bytes + 1):
+            return f"too large for topic {topic}, as another of {self._too_large[topic]} bytes was"
+        return self._barred.get(topic, "")
+
+
+class _Refused(Exception):
+    """Kafka refused a message: this transaction can only be aborted."""
 
 
 class _Attempt:
@@ -226,11 +269,13 @@ class _Attempt:
     try (`singly`), and only who fails then is `refused` for good. Everything but a refusal is a failure of the whole attempt.
     """
 
-    def __init__(self, owner: _Owner, task: Task, refused: dict[int, str], singly: set[int]) -> None:
-        self.owner, self.task, self.refused, self.singly = owner, task, refused, singly
+    def __init__(self, owner: _Owner, task: Task, refused: dict[int, str], singly: set[int], knows: _Known) -> None:
+        self.owner, self.task, self.refused, self.singly, self.knows = owner, task, refused, singly, knows
         self.target, self.topics = task.target, task.target.topics
-        self.failed: dict[int, str] = {}
+        self.failed: dict[int, tuple[KafkaError, str, int]] = {}
         self.failure: KafkaError | None = None
+        self.purged: KafkaError | None = None
+        self.judged = False
         self.messages = self.bytes = 0
 
     def effects(self, entries: Array) -> None:
@@ -281,7 +326,7 @@ class _Attempt:
                 partition = _number(value, -1)
             elif name == contract.BORN_TIME:
                 born_ms = _number(value, born_ms)
-        problem = self._problem(topic, partition)
+        problem = self.knows.problem(topic, len(half.value() or b"")) or self._problem(topic, partition)
         if problem:
             self.refused[half_offset] = problem
             return
@@ -350,6 +395,14 @@ class _Attempt:
                 return
             except BufferError:
                 producer.poll(0.1)
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError._STATE and not self.failure:
+                    producer.poll(1.0)  # the report that says why may be a moment behind
+                if self.failure is not None:
+                    raise KafkaException(self.failure) from error
+                if self.failed:
+                    raise _Refused from error
+                raise
 
     def flush(self) -> None:
         """Until everything is with Kafka, or something failed. After a refusal Kafka's client sends nothing more."""
@@ -357,21 +410,26 @@ class _Attempt:
         while not self.failed and self.owner.producer.flush(0.5):
             if time.monotonic() > give_up_s:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"Kafka does not answer within {DEADLINE_S:.0f} s"))
-        if self.failure is not None:
-            raise KafkaException(self.failure)
+        if self.failure is not None or (self.purged is not None and not self.failed):
+            raise KafkaException(self.failure or self.purged)
 
-    def _failed(self, half_offset: int, error: KafkaError | None, _message: Message) -> None:
-        if error is None or error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
+    def _failed(self, half_offset: int, error: KafkaError | None, message: Message) -> None:
+        if error is None or self.judged:
             return
-        self.failed[half_offset] = error.str()
+        if error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
+            self.purged = error  # after a refusal the client empties its queue: who waited in it is innocent
+            return
+        self.failed[half_offset] = (error, message.topic() or "", len(message.value() or b""))
         if error.code() not in REFUSALS:
             self.failure = error
 
     def judge(self) -> None:
         """Who failed alone is refused; who failed in company is tried alone."""
-        for half_offset, reason in self.failed.items():
+        self.judged = True
+        for half_offset, (error, topic, size_bytes) in self.failed.items():
             if half_offset in self.singly:
-                self.refused[half_offset] = reason
+                self.refused[half_offset] = error.str()
+                self.knows.refuse(error, topic, size_bytes)
         self.singly.update(self.failed)
 
     def _problem(self, topic: str, partition: int) -> str:
@@ -395,17 +453,17 @@ def read_range(owner: _Owner, topic: str, partition: int, wanted: set[int]) -> I
     owner.position = first
     give_up_s = time.monotonic() + DEADLINE_S
     found: list[Message] = []
-    while owner.position < stop:
-        for message in owner.consumer.consume(min(10_000, stop - owner.position), 1.0):
+    while len(found) < len(wanted) and owner.position < stop:
+        for message in redo.take(owner.consumer, min(10_000, stop - owner.position), 1.0):
             error, offset = message.error(), message.offset()
             if error is None and offset is not None:
                 owner.position = offset + 1
                 if offset in wanted:
                     found.append(message)
-            elif error is not None and error.code() in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
-                owner.position = NOWHERE
-                return found
-        if owner.position < stop and time.monotonic() > give_up_s:
+            elif error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET:  # retention took the beginning
+                owner.position = clients.bounds_of(owner.consumer, topic, partition)[0]
+                owner.consumer.assign([TopicPartition(topic, partition, owner.position)])
+        if time.monotonic() > give_up_s:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no half {owner.position} within {DEADLINE_S:.0f} s"))
     return found
 

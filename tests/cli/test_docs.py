@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import stat
 import subprocess
 import sys
@@ -13,9 +12,10 @@ from escrow.cli import build_parser
 from escrow.cli.completion import places
 from escrow.cli.export import schema
 from tests.cli.conftest import PATIENCE_S, ROOT
+from tests.support.pages import blocks
 
 PAGE = (ROOT / "docs" / "cli.md").read_text()
-BLOCKS = re.findall(r"<!-- run by tests/cli/test_docs.py -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = [block.text for block in blocks("docs/cli.md") if block.run_by == "tests/cli/test_docs.py"]
 
 
 def test_the_blocks_run_as_they_stand(shell, tmp_path):

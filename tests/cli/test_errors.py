@@ -70,7 +70,7 @@ def test_help_of_each_command_on_a_base_install(command, capsys):
 
 def test_every_command_has_examples_and_a_sentence(capsys):
     for module in COMMANDS:
-        name = module.__name__.rpartition(".")[2]  # type: ignore[attr-defined]
+        name = module.__name__.rpartition(".")[2].replace("_", "-")  # type: ignore[attr-defined]
         with pytest.raises(SystemExit):
             build_parser().parse_args([name, "--help"])
         assert "examples:" in capsys.readouterr().out, name

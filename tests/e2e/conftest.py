@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from store.verify import verify
+from tests.support.otlp import Receiver
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 240.0
 SETS = (
     "listenPort=0",
+    "grpcPort=0",
     "jobMetricsPort=0",
     "transactionTimeOut=1s",
     "transactionCheckInterval=2s",
@@ -37,6 +39,7 @@ class Run:
     data: Path
     log: Path
     environ: dict[str, str]
+    traces: Receiver
 
     @property
     def state(self):
@@ -73,17 +76,20 @@ def processes_of(data):
 def run(tmp_path_factory):
     root = tmp_path_factory.mktemp("e2e")
     data, log = root / "data", root / "run.log"
-    command = [sys.executable, "-m", "escrow", "run", "--data", str(data), *(word for key in SETS for word in ("--set", key))]
+    traces = Receiver()
+    sets = [word for key in (*SETS, f"otlpEndpoint={traces.url}") for word in ("--set", key)]
+    command = [sys.executable, "-m", "escrow", "run", "--data", str(data), *sets]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ESCROW_")}
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT, env=clean)
-    made = Run(process, data, log, clean)
+    made = Run(process, data, log, clean, traces)
     try:
         made.until(lambda: "edge ready" in log.read_text())
         yield made
     finally:
         process.send_signal(signal.SIGTERM)
         code = process.wait(60)
+        traces.close()
     assert code == 0, log.read_text()
     assert processes_of(data) == []
     assert verify(data / "store").problems == []

@@ -89,6 +89,9 @@ def judge(status: int, headers: dict[bytes, bytes], body: bytes, method: str) ->
         json.loads(body)
     elif media == b"application/msgpack":
         msgspec.msgpack.decode(body)
+    elif media in (b"text/html; charset=utf-8", b"text/javascript; charset=utf-8"):
+        if b"content-security-policy" not in headers:
+            raise Wrong("a page without its policy")
     elif not media.startswith((b"text/plain", b"application/openmetrics-text")):
         raise Wrong(f"status {status} as {media!r}")
 

@@ -165,6 +165,10 @@ def _action(rng: random.Random, pool: Pool) -> dict[str, Any]:
     return {"action": action, "reason": "r", "dry_run": rng.random() < 0.3, **target}
 
 
+COOKIES = (b"escrow_session=x", b"escrow_session", b";;=;", b"\xff=\xfe", b"escrow_session=" + b"a" * 5000)
+ORIGINS = (b"null", b"", b"http://127.0.0.1", b"http://[::1", b"\xff")
+
+
 ROUTES: dict[str, Callable[[random.Random, Pool], Request]] = {
     "POST /v1/halves": lambda rng, pool: Request("POST", "/v1/halves", content=_halves(rng, pool)),
     "POST /v1/messages": lambda rng, pool: Request("POST", "/v1/messages", content=_halves(rng, pool)),
@@ -207,13 +211,18 @@ ROUTES: dict[str, Callable[[random.Random, Pool], Request]] = {
     "GET /v1/operator/groups": lambda rng, pool: Request("GET", "/v1/operator/groups"),
     "GET /v1/operator/topics": lambda rng, pool: Request("GET", "/v1/operator/topics"),
     "GET /v1/status": lambda rng, pool: Request("GET", "/v1/status"),
+    "GET /": lambda rng, pool: Request("GET", "/"),
+    "GET /console/session": lambda rng, pool: Request("GET", "/console/session", headers=[(b"cookie", rng.choice(COOKIES))]),
+    "POST /console/session": lambda rng, pool: Request("POST", "/console/session", content={"token": _id(rng, pool)}),
+    "DELETE /console/session": lambda rng, pool: Request("DELETE", "/console/session", headers=[(b"origin", rng.choice(ORIGINS))]),
+    "GET /console/{file}": lambda rng, pool: Request("GET", f"/console/{rng.choice(('app.js', 'none', '..', '%2e%2e%2fx'))}"),
     "GET /livez": lambda rng, pool: Request("GET", "/livez"),
     "GET /readyz": lambda rng, pool: Request("GET", "/readyz"),
     "GET /openapi.json": lambda rng, pool: Request("GET", "/openapi.json"),
     "GET /metrics": lambda rng, pool: Request("GET", "/metrics", headers=[(b"accept", rng.choice(ACCEPTS))]),
 }
 #: Most of what is sent goes where something can go wrong.
-WEIGHTS = [8, 4, 8, 4, 4, 6, 4, 4, 3, 3, 3, 1, 6, 2, 6, 1, 1, 1, 1, 1, 1, 0.2, 1]
+WEIGHTS = [8, 4, 8, 4, 4, 6, 4, 4, 3, 3, 3, 1, 6, 2, 6, 1, 1, 1, 1, 0.2, 1, 1, 0.5, 0.5, 1, 1, 0.2, 1]
 
 # --- spoiling content -----------------------------------------------------------------------------------------------------------
 HOSTILE: tuple[Any, ...] = (

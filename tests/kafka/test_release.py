@@ -1,18 +1,23 @@
-"""The happy path: halves and ops written by a plain Kafka client, committed messages in real topics."""
+"""The happy path: halves and ops written by a plain Kafka client, committed messages in real topics. The job logs in (SASL)."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.kafka import Cluster
+from tests.support.kafka import SASL_PASSWORD, Cluster
 from tests.support.kafka_world import KafkaWorld, bodies
+from tests.support.tools import require_tool
+
+#: The first test waits for Kafka, Java and Spark to start.
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
 def world(kafka: Cluster) -> Iterator[KafkaWorld]:
-    with KafkaWorld(kafka, partitions=2) as world:
+    with KafkaWorld(kafka, partitions=2, sasl=True) as world:
         world.start()
         yield world
 
@@ -46,3 +51,24 @@ def test_key_headers_time_and_partition_survive_and_the_place_is_added(world: Ka
     assert (message.key(), message.value(), message.partition()) == (b"the key", b"body", 2)
     assert message.timestamp()[1] == 1700000000123
     assert message.headers() == [("trace", b"abc"), ("other", b"x"), ("escrow-transaction-id", b"%d-%d" % place)]
+
+
+def test_the_password_is_in_no_log(world: KafkaWorld) -> None:
+    logs = list((world.jobs[0].directory / "logs").iterdir())
+    assert logs
+    for log in [*logs, world.jobs[0].directory / "stderr"]:
+        assert SASL_PASSWORD not in log.read_text(errors="replace"), log.name
+
+
+def test_kcat_as_producer_and_consumer(world: KafkaWorld) -> None:
+    world.cluster.create_topic("by-kcat")
+    kcat = [require_tool("kcat"), "-b", world.cluster.bootstrap]
+    half = [*kcat, "-P", "-t", world.half, "-p", "0", "-k", "key", "-H", "escrow-group=orders", "-H", "escrow-topic=by-kcat"]
+    subprocess.run(half, input=b"from kcat", timeout=60, check=True)
+    (stored,) = (message for message in world.cluster.read_all(world.half) if message.value() == b"from kcat")
+    op = ["-H", "escrow-op=COMMIT", "-H", f"escrow-half-offset={stored.offset()}", "-H", "escrow-group=orders"]
+    subprocess.run([*kcat, "-P", "-t", world.op, "-p", "0", *op], input=b"-", timeout=60, check=True)
+    world.await_released("by-kcat", 1)
+    read = [*kcat, "-C", "-t", "by-kcat", "-e", "-q", "-X", "isolation.level=read_committed", "-f", "%k %s %h"]
+    told = subprocess.run(read, capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout == f"key from kcat escrow-transaction-id=0-{stored.offset()}"

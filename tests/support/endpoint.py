@@ -123,7 +123,7 @@ IDLE = {
     'escrow_receiving_bytes{share="halves"}': 0.0,
     'escrow_receiving_bytes{share="ends"}': 0.0,
     "escrow_queued_bytes": 0.0,
-    "escrow_polls_waiting": 0.0,
+    "escrow_check_polls_waiting": 0.0,
     "escrow_edge_healthy": 1.0,
 }
 

@@ -29,6 +29,7 @@ from tests.support.tools import require_tool
 DEADLINE_S = 120.0
 CLUSTER_ID = "ZXNjcm93LXRlc3RzLWthZg"
 BROKER_POM = Path(__file__).with_name("kafka-broker-pom.xml")
+SASL_USER, SASL_PASSWORD = "escrow", "a secret"
 #: Small heaps and the first compiler only: the machine has little of everything, and a test is short.
 JAVA = ("-Xms128m", "-Xmx400m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
@@ -51,6 +52,7 @@ def connector_dir() -> Path:
 class Broker:
     node_id: int
     port: int
+    sasl_port: int
     directory: Path
     jars: Path
     process: subprocess.Popen[bytes] | None = None
@@ -101,6 +103,11 @@ class Cluster:
     def bootstrap(self) -> str:
         return ",".join(broker.address for broker in self.brokers)
 
+    @property
+    def sasl_bootstrap(self) -> str:
+        """The same brokers where they ask for SASL_USER and SASL_PASSWORD (mechanism PLAIN)."""
+        return ",".join(f"127.0.0.1:{broker.sasl_port}" for broker in self.brokers)
+
     def wait(self, count: int | None = None) -> None:
         """Until all brokers (or `count`) are there and lead what they should."""
         wanted, end = count or len(self.brokers), time.monotonic() + DEADLINE_S
@@ -149,13 +156,14 @@ def kafka_cluster(count: int = 1, **properties: str) -> Iterator[Cluster]:
     """A running cluster; skips the test, or fails it in CI, where Java or Maven are not installed."""
     classes = cached_jars(BROKER_POM)
     directory = Path(tempfile.mkdtemp(prefix="escrow-kafka-"))
-    ports = free_ports(2 * count)
-    brokers = [Broker(number + 1, ports[number], directory / f"broker{number + 1}", classes) for number in range(count)]
-    voters = ",".join(f"{broker.node_id}@127.0.0.1:{port}" for broker, port in zip(brokers, ports[count:], strict=True))
+    ports = free_ports(3 * count)
+    controllers, sasl = ports[count : 2 * count], ports[2 * count :]
+    brokers = [Broker(at + 1, ports[at], sasl[at], directory / f"broker{at + 1}", classes) for at in range(count)]
+    voters = ",".join(f"{broker.node_id}@127.0.0.1:{port}" for broker, port in zip(brokers, controllers, strict=True))
     extra = {name.replace("_", "."): value for name, value in properties.items()}
     cluster = Cluster(directory, brokers)
     try:
-        for broker, controller_port in zip(brokers, ports[count:], strict=True):
+        for broker, controller_port in zip(brokers, controllers, strict=True):
             _format(broker, _properties(broker, controller_port, voters, count, extra))
             broker.start()
         cluster.wait()
@@ -172,7 +180,11 @@ def _properties(broker: Broker, controller_port: int, voters: str, count: int, e
         "process.roles": "broker,controller",
         "node.id": str(broker.node_id),
         "controller.quorum.voters": voters,
-        "listeners": f"PLAINTEXT://{broker.address},CONTROLLER://127.0.0.1:{controller_port}",
+        "listeners": f"PLAINTEXT://{broker.address},SASL_PLAINTEXT://127.0.0.1:{broker.sasl_port},"
+        f"CONTROLLER://127.0.0.1:{controller_port}",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
+        f'user_{SASL_USER}="{SASL_PASSWORD}";',
         "controller.listener.names": "CONTROLLER",
         "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT",
         "log.dirs": str(broker.directory / "data"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from typing import Any
 from kafka import KafkaProducer
 
 from escrow.processes import kill_session
-from tests.support.kafka import Cluster, connector_dir
+from tests.support.kafka import SASL_PASSWORD, SASL_USER, Cluster, connector_dir
 
 DEADLINE_S = 180.0
 _NUMBERS = itertools.count(1)
@@ -73,7 +74,7 @@ class Job:
         """kill -9 of the driver, its Java and its Python workers."""
         kill_session(self.process.pid)
         self.process.wait(30)
-        self._done()
+        self._done()  # also of one that ended by itself
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
@@ -96,7 +97,8 @@ class Job:
 class KafkaWorld:
     """Use as a context: whatever happens, no process is left."""
 
-    def __init__(self, cluster: Cluster, partitions: int = 1, flags: Iterable[str] = ()) -> None:
+    def __init__(self, cluster: Cluster, partitions: int = 1, flags: Iterable[str] = (), *, sasl: bool = False) -> None:
+        """`sasl`: the job logs in, with a password from a file."""
         self.cluster, self.name = cluster, f"w{next(_NUMBERS)}-{os.getpid()}"
         self.root = Path(tempfile.mkdtemp(prefix="escrow-kafka-world-"))
         self.shift_file = self.root / "shift"
@@ -106,7 +108,7 @@ class KafkaWorld:
         self.check_prefix = f"{self.name}-check-"
         self.flags = [
             "mode=kafka",
-            f"kafkaBootstrapServers={cluster.bootstrap}",
+            *(self._login() if sasl else [f"kafkaBootstrapServers={cluster.bootstrap}"]),
             *(f"kafka{name}Topic={topic}" for name, topic in names.items()),
             f"kafkaPartitions={partitions}",
             f"kafkaReplication={copies}",
@@ -123,15 +125,26 @@ class KafkaWorld:
         self.jobs: list[Job] = []
         self._producer: Any = None
 
+    def _login(self) -> list[str]:
+        secret = self.root / "password"
+        secret.write_text(f"{SASL_PASSWORD}\n")
+        return [
+            f"kafkaBootstrapServers={self.cluster.sasl_bootstrap}",
+            "kafkaSecurityProtocol=SASL_PLAINTEXT",
+            "kafkaSaslMechanism=PLAIN",
+            f"kafkaSaslUsername={SASL_USER}",
+            f"kafkaSaslPasswordFile={secret}",
+        ]
+
     def __enter__(self) -> KafkaWorld:
         return self
 
     def __exit__(self, *_: object) -> None:
         for job in self.jobs:
-            if job.alive:
-                job.kill()
+            job.kill()
         if self._producer is not None:
             self._producer.close(timeout=5)
+        shutil.rmtree(self.root, ignore_errors=True)
 
     # --- drivers ---
     def start(self, directory: str = "data", flags: Iterable[str] = (), *, wait: bool = True) -> Job:

@@ -52,6 +52,12 @@ class Live:
         with self._edge:
             self._edge.send_signal(number)
 
+    @property
+    def edge_exit_code(self) -> int | None:
+        """Of the edge that ran last."""
+        assert self._edge is not None
+        return self._edge.returncode
+
 
 @contextmanager
 def live(data: Path, *flags: str) -> Iterator[Live]:

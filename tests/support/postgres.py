@@ -14,7 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,10 +51,10 @@ class Cluster:
 
 
 @contextmanager
-def postgres() -> Iterator[Cluster]:
+def postgres(options: Sequence[str] = OPTIONS, under: Path | None = None) -> Iterator[Cluster]:
     """A running cluster; skips the test, or fails it in CI, where PostgreSQL is not installed."""
     initdb = Path(require_tool("initdb")).resolve()
-    directory = Path(tempfile.mkdtemp(prefix="escrow-pg-"))
+    directory = Path(tempfile.mkdtemp(prefix="escrow-pg-", dir=under))
     try:
         as_user = _unprivileged(directory)
         command = [
@@ -72,7 +72,7 @@ def postgres() -> Iterator[Cluster]:
         ]
         done = subprocess.run(command, **as_user, capture_output=True, text=True, cwd=directory, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        with _running(initdb.with_name("postgres"), directory, as_user) as cluster:
+        with _running(initdb.with_name("postgres"), directory, as_user, options) as cluster:
             yield cluster
     finally:
         shutil.rmtree(directory)
@@ -89,9 +89,9 @@ def _unprivileged(directory: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _running(program: Path, directory: Path, as_user: dict[str, Any]) -> Iterator[Cluster]:
+def _running(program: Path, directory: Path, as_user: dict[str, Any], options: Sequence[str]) -> Iterator[Cluster]:
     cluster = Cluster(_free_port(), directory)
-    words = [word for option in OPTIONS for word in ("-c", option)]
+    words = [word for option in options for word in ("-c", option)]
     command = [str(program), "-D", str(directory / "data"), "-k", str(directory), "-p", str(cluster.port), *words]
     with (directory / "log").open("w") as log:
         process = subprocess.Popen(command, **as_user, stdout=log, stderr=log, cwd=directory)

@@ -83,7 +83,7 @@ def test_endless_trailers_and_extensions_are_refused(running, line):
     told = problem_in(talk(running, poll + begin, *[line * (HEAD_MAX_BYTES // 1000 + 2)] * 20))
     assert (told["status"], told["code"], told["field"]) == (431, "too_large", "body")
     with EdgeClient(running) as client:
-        while figure(client, "escrow_polls_waiting"):
+        while figure(client, "escrow_check_polls_waiting"):
             pass
 
 
@@ -138,7 +138,7 @@ def test_polls_of_a_connection_that_was_hung_up_on_end_at_once(tmp_path):
     with edge(tmp_path / "data", "pollWaitMax=600s") as (_, port), EdgeClient(port) as client:
         with suppress(ConnectionResetError):
             talk(port, poll * (PIPELINED_MAX + 2))
-        while figure(client, "escrow_polls_waiting"):
+        while figure(client, "escrow_check_polls_waiting"):
             pass
 
 

@@ -144,11 +144,11 @@ def test_lapsed_requests_are_not_handed_over(tmp_path):
         (id,) = await due(w)
         w.now_ms += 30_000
         await w.poll("nobody")
-        w.edge._checks._seen("g", "m", "poll")
+        w.edge._checks.seen("g", "m", "poll")
         w.round(after_ms=0)
         w.round(after_ms=0)
         await w.until(lambda: w.edge._checks.lapsed >= 1)
-        w.edge._checks._seen("g", "m", "poll")
+        w.edge._checks.seen("g", "m", "poll")
         w.round()
         await w.waiting(1)
         assert await w.poll() == [id]
@@ -287,12 +287,12 @@ def test_transaction_timeout_and_immunity(tmp_path):
         await w.poll()
         w.round(after_ms=20_000)
         assert w.job.marker.check_end == 0, "age = timeout: not yet"
-        w.edge._checks._seen("g", "m", "poll")
+        w.edge._checks.seen("g", "m", "poll")
         w.round(after_ms=1_000)
         await w.waiting(1)
         await w.poll()
         w.now_ms += 79_000
-        w.edge._checks._seen("g", "m", "poll")
+        w.edge._checks.seen("g", "m", "poll")
         w.round(after_ms=1_000)
         await w.until(lambda: w.edge._checks.figures()["requests_waiting"] == 2)
         assert longer in await w.poll()
@@ -305,7 +305,7 @@ def test_unknown_for_ever_is_asked_check_max_times_then_discarded(tmp_path):
         id = await w.half()
         asked = 0
         for _ in range(12):
-            w.edge._checks._seen("g", "m", "poll")
+            w.edge._checks.seen("g", "m", "poll")
             w.round()
             await asyncio.sleep(0.01)
             for each in await w.poll():
@@ -467,7 +467,7 @@ def test_an_edge_that_is_older_than_the_first_state_file_sees_it(tmp_path):
         assert await asyncio.wait_for(w.poll(wait_s=10), 10) == [id]
         for _ in range(1_200):  # and the next state file too
             await w.half()
-        w.edge._checks._seen("g", "m", "poll")
+        w.edge._checks.seen("g", "m", "poll")
         w.round()
         await w.waiting(1_201)
 

@@ -202,7 +202,7 @@ def test_an_operator_ends_a_pending_half_and_stands_in_its_history(tmp_path, act
         assert w.row(0)[0] == state
         (event,) = (await w.edge.transaction(id)).history[1:]
         assert (event.event, event.by, event.actor, event.remark) == (state.name.lower(), "operator", "ada", "a test")
-        assert (await w.edge.status())["answers"] == {"accepted": 1, "already": 1, "conflict": 1}
+        assert (await w.edge.status())["answers"] == {"accepted": 1, "already": 1, "conflict": 1, "refused": 0}
 
     play(tmp_path, story)
 
@@ -338,7 +338,7 @@ def test_a_request_that_nobody_took_outlives_the_round_and_is_asked_once(tmp_pat
         w.round(after_ms=60_000)
         await w.until(lambda: w.edge._checks.round_start >= 0)
         await w.waiting(1)
-        w.edge._checks._seen("g", "m", "poll")
+        w.edge._checks.seen("g", "m", "poll")
         w.round(after_ms=60_000)  # now the job asks as well
         await w.until(lambda: w.edge._checks._at == w.job.marker.check_end)
         assert await w.poll() == [id]

@@ -248,3 +248,35 @@ def test_many_callers_each_get_their_own(batcher, sender):
             done.result()
     sent = sum(len(items) for _, items in sender.requests)
     assert sent >= sum(len(parcel) for parcels in plans for parcel in parcels)
+
+
+# --- waking one another -------------------------------------------------------------------------------------------------------
+def test_one_who_was_interrupted_holds_nobody_up(batcher, sender):
+    """He is in the middle of a row of waiting threads when an exception takes him away: those behind him wake all the same."""
+    sender.gate.clear()
+    first = batcher.submit([0])
+    assert sender.entered.acquire(timeout=60)
+    futures = [batcher.submit([number]) for number in range(1, 6)]
+    results = {}
+    threads = [threading.Thread(target=lambda n=n, f=f: results.update({n: f.result()})) for n, f in enumerate(futures, 1)]
+    for thread in threads:
+        thread.start()
+    while not all(future._waits for future in futures):
+        threading.Event().wait(0.01)
+    taken = futures[1]
+    taken._gate, taken._waits = threading.Lock(), True  # a gate at which nobody waits: whoever was there has gone
+    taken._gate.acquire()
+    sender.gate.set()
+    for thread in (threads[0], *threads[2:]):
+        thread.join(60)
+        assert not thread.is_alive()
+    assert first.result() == [0] and results[5] == [50]
+
+
+def test_several_threads_may_wait_for_one_parcel(batcher, sender):
+    sender.gate.clear()
+    future = batcher.submit([7])
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(future.result) for _ in range(4)]
+        sender.gate.set()
+        assert [each.result(60) for each in waiting] == [[70]] * 4

@@ -1,0 +1,161 @@
+"""HTTP/1.1 over one connection: a request in one write, its answer read whole. What the SDK needs of it, and no more.
+
+The standard library's client parses an answer's head as it would a mail's, which alone costs more than everything here. An answer
+may come with a length, in chunks, or end with the connection. What follows a whole one belongs to nobody: the connection is closed.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import Final
+
+#: An answer's head may be this large.
+HEAD_MAX_BYTES: Final = 64 << 10
+_READ_BYTES: Final = 64 << 10
+_NO_BODY: Final = frozenset({204, 304})
+
+
+class Broken(ConnectionError):
+    """The connection ended in the middle of an answer, or what came is no HTTP."""
+
+
+def authority(host: str, port: int | None, default_port: int) -> str:
+    """For the Host header."""
+    name = f"[{host}]" if ":" in host else host
+    return name if port in (None, default_port) else f"{name}:{port}"
+
+
+class Connection:
+    """Connected when made."""
+
+    def __init__(self, host: str, port: int | None, tls: ssl.SSLContext | None, timeout_s: float) -> None:
+        default = 80 if tls is None else 443
+        self.authority = authority(host, port, default)
+        self.is_open = True
+        sock = socket.create_connection((host, port or default), timeout_s)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.sock: socket.socket = sock if tls is None else tls.wrap_socket(sock, server_hostname=host)
+        except BaseException:
+            sock.close()
+            raise
+
+    def close(self) -> None:
+        self.is_open = False
+        self.sock.close()
+
+    def exchange(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes | None
+    ) -> tuple[int, dict[str, str], bytes]:
+        """(status, headers in lower case, body). Any error leaves a connection that is of no more use: close it."""
+        self.sock.sendall(self._request(method, target, headers, body))
+        reader = _Reader(self.sock)
+        while True:
+            status, version, found = reader.head()
+            if status >= 200:  # before it, 1xx: the answer is still to come
+                break
+        answer, ends_with_connection = reader.body(status, found)
+        if ends_with_connection or reader.has_more() or _wants_close(version, found):
+            self.close()
+        return status, found, answer
+
+    def _request(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {self.authority}", "Accept-Encoding: identity"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        if body is not None:
+            lines.append(f"Content-Length: {len(body)}")
+        if any("\r" in line or "\n" in line for line in lines):
+            raise ValueError("a header or the path has a line break in it: look at the url and the token")
+        return "\r\n".join([*lines, "", ""]).encode("latin-1") + (body or b"")
+
+
+class _Reader:
+    """Takes an answer apart as it comes."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._read = sock, bytearray()
+
+    def has_more(self) -> bool:
+        return bool(self._read)
+
+    def head(self) -> tuple[int, bytes, dict[str, str]]:
+        """(status, version, headers)"""
+        raw = self._until(b"\r\n\r\n", HEAD_MAX_BYTES)
+        first, *lines = raw.split(b"\r\n")
+        words = first.split(b" ", 2)
+        if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+            raise Broken(f"the answer begins with {bytes(first[:60])!r}, which is no HTTP")
+        headers = {}
+        for line in lines:
+            name, _, value = line.partition(b":")
+            headers[name.decode("latin-1").lower()] = value.strip().decode("latin-1")
+        return int(words[1]), words[0], headers
+
+    def body(self, status: int, headers: Mapping[str, str]) -> tuple[bytes, bool]:
+        """(body, whether it ended with the connection)"""
+        if status in _NO_BODY:
+            return b"", False
+        if headers.get("transfer-encoding", "").lower() == "chunked":
+            return self._chunks(), False
+        length = headers.get("content-length")
+        if length is not None:
+            return self._exactly(_number(length, 10)), False
+        while self._more():
+            pass
+        return bytes(self._read), True
+
+    def _chunks(self) -> bytes:
+        whole = bytearray()
+        while size := _number(self._until(b"\r\n", HEAD_MAX_BYTES).partition(b";")[0].decode("latin-1"), 16):
+            whole += self._exactly(size)
+            if self._exactly(2) != b"\r\n":
+                raise Broken("a chunk of the answer does not end where it should")
+        while self._until(b"\r\n", HEAD_MAX_BYTES):  # trailers
+            pass
+        return bytes(whole)
+
+    def _until(self, mark: bytes, most: int) -> bytes:
+        """What comes before the mark; the mark is taken, too."""
+        while (at := self._read.find(mark)) < 0:
+            if len(self._read) > most:
+                raise Broken("the head of the answer is too large")
+            self._need()
+        found = bytes(self._read[:at])
+        del self._read[: at + len(mark)]
+        return found
+
+    def _exactly(self, count: int) -> bytes:
+        while len(self._read) < count:
+            self._need()
+        found = bytes(self._read[:count])
+        del self._read[:count]
+        return found
+
+    def _need(self) -> None:
+        if not self._more():
+            raise Broken(
+                "the connection ended in the middle of the answer" if self._read else "the connection ended without an answer"
+            )
+
+    def _more(self) -> bool:
+        came = self._sock.recv(_READ_BYTES)
+        self._read += came
+        return bool(came)
+
+
+def _number(text: str, base: int) -> int:
+    text = text.strip()
+    try:
+        found = int(text, base)
+    except ValueError:
+        found = -1
+    if found < 0 or not text.isalnum():  # int() takes signs and underlines
+        raise Broken(f"the answer's length is {text!r}")
+    return found
+
+
+def _wants_close(version: bytes, headers: Mapping[str, str]) -> bool:
+    said = headers.get("connection", "").lower()
+    return "close" in said or (version == b"HTTP/1.0" and "keep-alive" not in said)

@@ -1,0 +1,45 @@
+"""What the command line tells while real Spark settles: check-backs and discards of the demo, the doctor, the export."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pyarrow.parquet as pq
+
+from escrow import Outcome, Producer
+from tests.e2e.conftest import DEADLINE_S, SETS
+
+
+def escrow(run, *args, code=0):
+    environ = {**run.environ, "ESCROW_URL": f"http://127.0.0.1:{run.port}"}
+    command = [sys.executable, "-m", "escrow", *(str(arg) for arg in args)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=DEADLINE_S, env=environ, cwd=run.data.parent, check=False
+    )
+    assert done.returncode == code, f"{args}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_demo_doctor_and_export(run, tmp_path):
+    run.until(lambda: run.state["ready"])
+    out = escrow(run, "demo", "--seconds", "10", "--rate", "3")
+    assert "Shipping got every order that was committed, and none that was rolled back." in out
+    assert re.search(r"Escrow asks about order \d+ \(attempt 1\): its database tells -> COMMIT", out)
+    # transactionCheckMax is 2 here: the shop cannot tell, so it is put aside; an operator takes it back, and ends it.
+    [undecided] = re.findall(r"\(undecided\) is .*: (\S+)", out)
+    with Producer(f"http://127.0.0.1:{run.port}", "demo-undecided-shop", on_check=lambda check: Outcome.UNKNOWN) as shop:
+        run.until(lambda: shop.state(undecided)["state"] == "DISCARDED_MAX")
+    assert [line for line in escrow(run, "tx", "list", "--state", "discarded", "--ids").split() if line == undecided]
+    assert "resume: 1 accepted" in escrow(run, "tx", "resume", undecided, "--reason", "the bank is back")
+    assert "rollback: 1 accepted" in escrow(run, "tx", "rollback", undecided, "--reason", "the bank says no")
+    sets = [word for key in (*SETS[2:], f"listenPort={run.port}") for word in ("--set", key)]
+    found = json.loads(escrow(run, "doctor", "--json", "--data", run.data, *sets))
+    assert found["ok"] is True, found
+    assert any(each["what"] == "job" and each["says"].startswith("runs") for each in found["findings"])
+    file = tmp_path / "history.parquet"
+    escrow(run, "export", file, "--data", run.data, "--group", "demo-undecided-shop")
+    [row] = [row for row in pq.read_table(file).to_pylist() if row["id"] == undecided]
+    assert (row["state"], row["settled_by"]) == ("rolled_back", "operator")

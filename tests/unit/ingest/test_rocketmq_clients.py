@@ -1,0 +1,322 @@
+"""Who is there, with a clock that the test moves; and access keys: whose signature is it?"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from ingest import token_file
+from ingest.access import ALL, ANONYMOUS, Access, Principal
+from ingest.errors import TokensUnusable, Unauthorized
+from ingest.rocketmq import clients as module
+from ingest.rocketmq import keys
+from ingest.rocketmq import messaging_pb2 as pb
+from ingest.rocketmq.clients import Clients, spell
+from ingest.rocketmq.keys import Signatures
+from tests.support.edge_world import settings_for, world
+
+MADE_AT = "2026-01-02T03:04:05Z"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@asynccontextmanager
+async def clients_of(w, clock):
+    made = Clients(w.edge, Signatures(w.settings, Access(w.settings)), clock)
+    made.start()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def endpoints(host="127.0.0.1", scheme=pb.IPv4):
+    return pb.Endpoints(scheme=scheme, addresses=[pb.Address(host=host, port=8081)])
+
+
+# --- routes -----------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("host", "scheme"), [("127.0.0.1", pb.IPv4), ("127.0.0.1", pb.DOMAIN_NAME), ("mq.example", pb.DOMAIN_NAME)]
+)
+def test_an_address_has_two_spellings_that_lead_to_the_same_place(host, scheme):
+    given = endpoints(host, scheme)
+    other = spell(given, 1)
+    assert spell(given, 0) == given
+    assert other != given
+    assert (other.addresses[0].host.lower(), other.addresses[0].port) == (host, 8081)
+
+
+def test_a_restarted_edge_spells_otherwise_and_a_client_with_a_stream_hears_the_same(tmp_path):
+    async def play():
+        told = []
+        async with world(tmp_path) as w:
+            for _ in range(3):
+                clock = Clock()
+                async with clients_of(w, clock) as clients:
+                    client = clients.seen(ANONYMOUS, "c")
+                    told.append(clients.endpoints_for(client, endpoints()).scheme)
+                    stream = clients.open(client, ANONYMOUS, None)
+                    for _ in range(3):
+                        clock.now_s += 30
+                        assert clients.endpoints_for(client, endpoints()).scheme == told[-1]
+                    await clients.ended(stream)
+                await w.restart_edge()
+        assert told[0] != told[1] != told[2]
+
+    asyncio.run(play())
+
+
+def test_a_client_without_a_stream_hears_another_spelling_but_not_at_once(tmp_path):
+    """Its first questions come before its stream; later ones without a stream mean that it has lost it."""
+
+    async def play():
+        clock = Clock()
+        async with world(tmp_path) as w, clients_of(w, clock) as clients:
+            client = clients.seen(ANONYMOUS, "c")
+            first = clients.endpoints_for(client, endpoints())
+            assert clients.endpoints_for(client, endpoints()) == first
+            clock.now_s += 30
+            assert clients.endpoints_for(client, endpoints()) != first
+
+    asyncio.run(play())
+
+
+# --- in hand ----------------------------------------------------------------------------------------------------------------------
+async def handed(w, clients, client):
+    await w.send(b"x")
+    (found,) = await w.pull(visibility_s=600)
+    clients.handed(client, "t", "c", [found.receipt])
+    return found
+
+
+def test_what_a_silent_client_has_in_hand_goes_to_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+
+    async def play():
+        clock = Clock()
+        async with world(tmp_path) as w, clients_of(w, clock) as clients:
+            client = clients.seen(ANONYMOUS, "c")
+            await handed(w, clients, client)
+            clock.now_s += module.SILENT_S - 1
+            clients.seen(ANONYMOUS, "c")
+            clock.now_s += module.SILENT_S - 1
+            await asyncio.sleep(0.05)
+            assert await w.pull() == []
+            clock.now_s += 2
+            await w.until(lambda: not client.in_hand)
+            (again,) = await w.pull(wait_s=5)
+            assert again.attempt == 2
+
+    asyncio.run(play())
+
+
+def test_what_was_acknowledged_is_not_given_back(tmp_path):
+    async def play():
+        async with world(tmp_path) as w, clients_of(w, Clock()) as clients:
+            client = clients.seen(ANONYMOUS, "c")
+            found = await handed(w, clients, client)
+            await w.ack(found)
+            clients.done_with(client, [found.receipt])
+            await clients.gone(client)
+            assert await w.pull() == []
+
+    asyncio.run(play())
+
+
+def test_another_signer_with_the_same_client_id_is_another_client(tmp_path):
+    """Or he could say that the other one has gone."""
+
+    async def play():
+        async with world(tmp_path) as w, clients_of(w, Clock()) as clients:
+            client = clients.seen(ANONYMOUS, "c")
+            await handed(w, clients, client)
+            await clients.gone(clients.seen(Principal("mallory"), "c"))
+            assert await w.pull() == []
+            assert clients.figures()["in_hand"] == 1
+
+    asyncio.run(play())
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------------------
+def test_check_requests_go_down_the_stream_and_count_when_written(tmp_path):
+    async def play():
+        async with world(tmp_path) as w, clients_of(w, Clock()) as clients:
+            written: list[pb.TelemetryCommand] = []
+
+            async def write(command):
+                written.append(command)
+
+            stream = clients.open(clients.seen(ANONYMOUS, "me"), ANONYMOUS, write)
+            stream.serve(["g"])
+            id = await w.half(properties={"UNIQ_KEY": "own id"})
+            stream.sent_half("g")
+            w.round()
+            await w.until(lambda: written)
+            command = written[0].recover_orphaned_transaction_command
+            assert command.transaction_id == id
+            assert command.message.system_properties.message_id == "own id"
+            await w.until(lambda: w.row(0)[1] == 1)
+
+    asyncio.run(play())
+
+
+def test_a_stream_that_breaks_costs_no_attempt_and_another_gets_the_request(tmp_path):
+    async def play():
+        async with world(tmp_path) as w, clients_of(w, Clock()) as clients:
+            written: list[pb.TelemetryCommand] = []
+
+            async def write(command):
+                written.append(command)
+
+            async def broken(command):
+                raise ConnectionError
+
+            first = clients.open(clients.seen(ANONYMOUS, "first"), ANONYMOUS, broken)
+            first.serve(["g"])
+            await w.half()
+            first.sent_half("g")
+            w.round()
+            await asyncio.wait_for(first.ended.wait(), 15)
+            await clients.ended(first)
+            clients.open(clients.seen(ANONYMOUS, "second"), ANONYMOUS, write).serve(["g"])
+            await w.until(lambda: written)
+            await w.until(lambda: w.row(0)[1] == 1)
+
+    asyncio.run(play())
+
+
+def test_a_revoked_token_gets_no_more_checks(tmp_path):
+    """Its stream was opened before."""
+
+    async def play():
+        file = tmp_path / "keys" / "tokens.toml"
+        token_file.add(file, "other", ["h"], [], operator=False, metrics=False, made_at=MADE_AT)
+        async with world(tmp_path) as w, clients_of(w, Clock()) as clients:
+            written: list[pb.TelemetryCommand] = []
+
+            async def write(command):
+                written.append(command)
+
+            gone = Principal("gone", ALL, ALL)  # as it was when the stream was opened
+            stream = clients.open(clients.seen(gone, "c"), gone, write)
+            stream.serve(["g"])
+            await w.half()
+            stream.sent_half("g")
+            w.round()
+            await asyncio.wait_for(stream.ended.wait(), 15)
+            assert written == []
+
+    asyncio.run(play())
+
+
+# --- signatures -------------------------------------------------------------------------------------------------------------------
+NOW_S = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
+
+
+def signed(key, secret, at="20260102T030405Z"):
+    sign = hmac.new(secret.encode(), at.encode(), hashlib.sha1).hexdigest()
+    text = f"MQv2-HMAC-SHA1 Credential={key}, SignedHeaders=x-mq-date-time, Signature={sign}"
+    return {"authorization": text, "x-mq-date-time": at}
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    """(signatures, access key, secret key) of a token."""
+    settings = settings_for(tmp_path)
+    token_file.add(settings.tokens_file, "orders-service", ["orders"], [], operator=False, metrics=False, made_at=MADE_AT)
+    pair = keys.add(settings.access_keys_file, "orders-service")
+    return Signatures(settings, Access(settings)), *pair
+
+
+def test_a_good_signature_is_its_tokens_holder_whatever_the_case_of_its_digits(guarded):
+    signatures, key, secret = guarded
+    metadata = signed(key, secret)
+    assert signatures.principal(metadata, NOW_S).name == "orders-service"
+    metadata["authorization"] = metadata["authorization"][:-40] + metadata["authorization"][-40:].upper()
+    assert signatures.principal(metadata, NOW_S).may_produce("orders")
+
+
+def test_anything_else_is_nobody(guarded):
+    signatures, key, secret = guarded
+    good = signed(key, secret)
+    for metadata in (
+        {},
+        signed(key, "another"),
+        signed("unknown", secret),
+        {**good, "x-mq-date-time": "20260102T030406Z"},
+        {**good, "authorization": good["authorization"].replace("SHA1", "SHA2")},
+        {**good, "authorization": "Bearer escrow_x"},
+        {"authorization": good["authorization"]},
+    ):
+        with pytest.raises(Unauthorized):
+            signatures.principal(metadata, NOW_S)
+
+
+def test_a_signature_is_of_no_use_after_a_day(guarded):
+    signatures, key, secret = guarded
+    with pytest.raises(Unauthorized, match="clock"):
+        signatures.principal(signed(key, secret), NOW_S + 86_400)
+    with pytest.raises(Unauthorized, match="no time"):
+        signatures.principal(signed(key, secret, "yesterday"), NOW_S)
+
+
+def test_a_key_dies_with_its_token(guarded, tmp_path):
+    _, key, secret = guarded
+    settings = settings_for(tmp_path)
+    token_file.revoke(settings.tokens_file, "orders-service")
+    with pytest.raises(Unauthorized, match="revoked"):
+        Signatures(settings, Access(settings)).principal(signed(key, secret), NOW_S)
+
+
+def test_without_tokens_everybody_on_loopback_may(tmp_path):
+    settings = settings_for(tmp_path)
+    assert Signatures(settings, Access(settings)).principal({}, NOW_S) is ANONYMOUS
+
+
+def test_the_file_is_for_nobody_else_and_keeps_what_was_in_it(tmp_path):
+    file = tmp_path / "keys" / "rocketmq.toml"
+    pairs = [keys.add(file, "a"), keys.add(file, "b")]
+    assert file.stat().st_mode & 0o077 == 0
+    found = keys.parse(file.read_text(), str(file))
+    assert found == {key: (secret.encode(), token) for (key, secret), token in zip(pairs, "ab", strict=True)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[[key]",
+        "other = 1",
+        "key = 1",
+        '[[key]]\naccess_key = "a"',
+        '[[key]]\naccess_key = "a b"\nsecret_key = "s"\ntoken = "t"',
+        '[[key]]\naccess_key = "a"\nsecret_key = ""\ntoken = "t"',
+        '[[key]]\naccess_key = "a"\nsecret_key = "hidden"\ntoken = 1',
+        2 * '[[key]]\naccess_key = "a"\nsecret_key = "hidden"\ntoken = "t"\n',
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told_without_its_secrets(text):
+    with pytest.raises(TokensUnusable) as told:
+        keys.parse(text, "rocketmq.toml")
+    assert str(told.value).startswith("rocketmq.toml: ")
+    assert "hidden" not in str(told.value)
+
+
+def test_a_broken_file_leaves_the_keys_in_force(guarded, tmp_path):
+    signatures, key, secret = guarded
+    file: Path = settings_for(tmp_path).access_keys_file
+    file.write_text("[[key]")
+    signatures._watched._looked_at_s = 0.0
+    assert signatures.principal(signed(key, secret), NOW_S).name == "orders-service"
+    assert "not valid TOML" in signatures.problem
