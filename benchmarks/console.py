@@ -52,10 +52,8 @@ def fill(store: Path, pending: int) -> None:
         edge.wait(max(edge.append_asked(asked[at : at + 4096], "m", now_ms) for at in range(0, len(asked), 4096)))
         job = JobStore(store)
         settler = Settler(job, Policy())
-        while (feed := read_feed(job.log, job.marker.half_cursor, job.marker.op_cursor)) and (
-            feed.half_stop > feed.half_start or feed.op_stop > feed.op_start
-        ):
-            settler.settle(feed, now_ms)
+        while job.marker.half_cursor < edge.half_end or job.marker.op_cursor < edge.op_end:
+            settler.settle(read_feed(job.log, job.marker.half_cursor, job.marker.op_cursor), now_ms)
         job.close()
 
 
@@ -126,9 +124,8 @@ def lists(port: int, pending: int, rounds: int) -> None:
     ratios = {name: p95(values) / livez_s for name, values in took.items()}
     print(f"livez p95 {livez_s * 1000:.2f} ms")
     for name, values in took.items():
-        print(
-            f"list, {name}: p50 {statistics.median(values) * 1000:.2f} ms, p95 {p95(values) * 1000:.2f} ms, {ratios[name]:.1f} livez"
-        )
+        p50_ms, p95_ms = statistics.median(values) * 1000, p95(values) * 1000
+        print(f"list, {name}: p50 {p50_ms:.2f} ms, p95 {p95_ms:.2f} ms, {ratios[name]:.1f} livez")
     report({"console.list_p95_over_livez": max(ratios.values())})
 
 

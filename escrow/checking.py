@@ -1,6 +1,7 @@
 """The check loop: waits for Escrow's questions about halves, has the listener answer them, says the answers.
 
-    poller    long-polls, which makes the group live; takes no more than the workers can soon answer
+    poller    long-polls, which makes the group live; takes no more than the workers can soon answer: few at first, more while
+              they answer all of it at once
     workers   call the listener, one check at a time each
 
 Only an `Outcome` that the listener returns settles anything. An exception, None, or anything else is UNKNOWN with a remark, so
@@ -25,8 +26,12 @@ from escrow.transport import Aborted, Backoff
 
 log: Final = logging.getLogger("escrow.checks")
 
-#: Checks that one worker may have before it.
+#: Checks that one worker may have before it, as long as nobody knows how quick it is.
 HELD_PER_WORKER: Final = 8
+#: Checks in hand, at most: what workers have before them that answer at once.
+HELD_MOST: Final = 512
+#: There was room again within this: twice as much may be in hand, next time. Slower than the other: only the first amount.
+QUICK_S, SLOW_S = 0.1, 1.0
 #: An empty answer sooner than this was no long poll: the server is stopping, or does not wait.
 TOO_SOON_S: Final = 0.05
 
@@ -49,9 +54,11 @@ class CheckLoop:
             raise ValueError(f"check_threads: is {workers}, must be at least 1")
         self._api, self._group, self._member = api, group, member
         self._listener, self._end, self._wait_s = listener, end, wait_s
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._came, self._room = threading.Condition(lock), threading.Condition(lock)
         self._inbox: deque[Check] = deque()
-        self._held, self._held_max = 0, workers * HELD_PER_WORKER
+        self._held, self._held_min = 0, workers * HELD_PER_WORKER
+        self._held_max, self._full_at = self._held_min, 0.0
         self._stopping = threading.Event()
         self._no_more = False
         self._backoff = Backoff(first_s=0.1, most_s=5.0)
@@ -68,8 +75,8 @@ class CheckLoop:
         """No more questions; those in hand are answered. True when all of that was done before this monotonic time."""
         self._stopping.set()
         self._api.transport.abort_polls()
-        with self._changed:
-            self._changed.notify_all()
+        with self._room:
+            self._room.notify_all()
         for thread in self._threads:
             if thread is not threading.current_thread():  # a listener may close its own producer
                 thread.join(max(0.0, give_up_at - time.monotonic()))
@@ -81,9 +88,9 @@ class CheckLoop:
             while room := self._wait_for_room():
                 self._poll(room)
         finally:
-            with self._changed:
+            with self._came:
                 self._no_more = True
-                self._changed.notify_all()
+                self._came.notify_all()
 
     def _poll(self, room: int) -> None:
         begun_at = time.monotonic()
@@ -94,18 +101,33 @@ class CheckLoop:
         except EscrowError as error:
             self._failed(error)
             return
-        with self._changed:
+        with self._came:
             self._inbox.extend(checks)
             self._held += len(checks)
-            self._changed.notify_all()
+            self._full_at = time.monotonic() if self._held >= self._held_max else 0.0
+            self._came.notify(len(checks))
         self._worked(bool(checks) or time.monotonic() - begun_at >= TOO_SOON_S)
 
     def _wait_for_room(self) -> int:
-        """How many checks may be taken; 0 when the loop stops."""
-        with self._changed:
-            while self._held >= self._held_max and not self._stopping.is_set():
-                self._changed.wait()
+        """How many checks may be taken; 0 when the loop stops. Quick workers are left alone until they have answered half of what
+        they have: few large polls."""
+        with self._room:
+            while not self._has_room() and not self._stopping.is_set():
+                self._room.wait()
+            if self._full_at:
+                self._adapt(time.monotonic() - self._full_at)
             return 0 if self._stopping.is_set() else self._held_max - self._held
+
+    def _has_room(self) -> bool:
+        wanted = 1 if self._held_max == self._held_min else self._held_max // 2
+        return self._held_max - self._held >= wanted
+
+    def _adapt(self, took_s: float) -> None:
+        """So long it took from a poll that filled the hands until there was room again."""
+        if took_s < QUICK_S:
+            self._held_max = max(self._held_min, min(2 * self._held_max, HELD_MOST))
+        elif took_s > SLOW_S:
+            self._held_max = self._held_min
 
     def _failed(self, error: EscrowError) -> None:
         """Says so once, however long it lasts, and pauses."""
@@ -132,16 +154,17 @@ class CheckLoop:
             try:
                 self._answer(check)
             finally:
-                with self._changed:
+                with self._room:
                     self._held -= 1
-                    self._changed.notify_all()
+                    if self._has_room():
+                        self._room.notify()
 
     def _next(self) -> Check | None:
-        with self._changed:
+        with self._came:
             while not self._inbox:
                 if self._no_more:
                     return None
-                self._changed.wait()
+                self._came.wait()
             return self._inbox.popleft()
 
     def _answer(self, check: Check) -> None:

@@ -144,20 +144,10 @@ class Access:
         return bool(self._watched.get())
 
     @property
-    def is_open(self) -> bool:
-        """Nobody needs a token."""
-        return self._watched.get() is None and self._loopback
-
-    @property
     def problem(self) -> str:
         """What is wrong with the file, for status; empty when nothing is."""
         self._watched.get()
         return self._watched.problem
-
-    @property
-    def is_open(self) -> bool:
-        """Whether nobody needs a token: there is no file of them."""
-        return self._watched.get() is None
 
     def named(self, name: str) -> Principal:
         """The holder of the token with this name; Unauthorized where there is none."""

@@ -49,6 +49,7 @@ class Figures:
         yield from _couriers(status)
         yield from _kafka(status) if "kafka" in status else _embedded(edge, status)
         yield from _connections(self._door, self._app)
+        yield from _rocketmq(status.get("rocketmq", {}))
         yield _one("escrow_edge_healthy", "gauge", "0 = something that the edge does beside requests fails", status["healthy"])
         yield _one("escrow_job_up", "gauge", "1 = the edge sees signs of life of the job", self._job.state == "running")
 
@@ -99,6 +100,11 @@ def _checks(status: Mapping[str, Any]) -> Iterator[Figure]:
     yield _one("escrow_checks_waiting", "gauge", "Check requests that wait for a member", checks["requests_waiting"])
     yield _one("escrow_check_polls", "counter", "Polls for check requests", checks["polls"])
     yield _one("escrow_check_polls_waiting", "gauge", "Long polls for checks that wait", checks["polls_waiting"])
+
+
+def _rocketmq(found: Mapping[str, int]) -> Iterator[Figure]:
+    yield _one("escrow_grpc_clients", "gauge", "RocketMQ clients that were heard of lately", found.get("clients", 0))
+    yield _one("escrow_grpc_streams", "gauge", "Their telemetry streams that are open", found.get("streams", 0))
 
 
 def _couriers(status: Mapping[str, Any]) -> Iterator[Figure]:

@@ -130,11 +130,11 @@ def grpc_files(settings: Settings) -> int:
     return settings.grpc_calls_max if settings.grpc_port >= 0 or settings.grpc_tls_port >= 0 else 0
 
 
-def make_front(settings: Settings, access: Access, edge: Edge, metrics: EdgeMetrics) -> Front | None:
+def make_front(settings: Settings, access: Access, edge: Edge) -> Front | None:
     """What serves RocketMQ's clients, as a part of the edge, where a port is set for them."""
     if not grpc_files(settings):
         return None
-    front = Front(settings, access, edge, metrics.observe_call)
+    front = Front(settings, access, edge)
     edge.parts.append(front)
     return front
 
@@ -148,9 +148,11 @@ async def serve(settings: Settings) -> int:
     connections_max, files_notice = allow_files(settings.max_connections, OTHER_FILES + grpc_files(settings))
     listening = bind(settings, access)  # 1
     edge = make_edge(settings)
-    endpoint = Endpoint(edge, settings, access, connections_max)
-    front = make_front(settings, access, edge, endpoint.metrics)
+    front = make_front(settings, access, edge)
     await edge.open()  # 2
+    endpoint = Endpoint(edge, settings, access, connections_max)
+    if front is not None:
+        front.service.observe = endpoint.metrics.observe_call
     await endpoint.door.open(listening, context)  # 3
     tune_collector()
     beside = [asyncio.create_task(work) for work in (endpoint.beat(), tls.Renewal(context, settings).watch())]

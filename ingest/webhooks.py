@@ -24,15 +24,17 @@ import os
 import ssl
 from dataclasses import dataclass
 from json import JSONDecodeError, loads
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 
 from ingest import wire
 from ingest.checks import CheckRequest
 from ingest.groups import Webhook
+
+if TYPE_CHECKING:
+    import httpx
 
 ANSWER_MAX_BYTES: Final = 64 << 10
 SECRET_MIN_CHARACTERS: Final = 16
@@ -85,6 +87,9 @@ class WebhookClient:
     """Posts to one group's webhook. Made in a thread: reading authorities takes a while."""
 
     def __init__(self, group: str, webhook: Webhook) -> None:
+        import httpx  # noqa: PLC0415 - a quarter of what an edge loads, and most edges have no webhook
+
+        self._errors = (httpx.HTTPError, httpx.InvalidURL, OSError)
         self.group, self.webhook = group, webhook
         parts = urlsplit(webhook.url)
         #: For the status: a path or a query may hold what is nobody's business.
@@ -118,7 +123,7 @@ class WebhookClient:
             async with self._client.stream("POST", self.webhook.url, content=body, headers=headers) as response:
                 _judge(response.status_code)
                 return verdict_of(await _read(response))
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        except self._errors as error:
             raise NotHandedOver(f"no answer: {type(error).__name__}", again=True) from None
 
     def _secret(self) -> str:

@@ -358,8 +358,8 @@ class Listing:
     def page(
         self, wanted: Wanted, limit: int, *, newest: bool = False, at: int | None = None, count: bool = True, enough: Enough = never
     ) -> Page:
-        """At most `limit` halves, from `at` on, or before it when the newest come first. `count`: the first page goes on behind them
-        as long as it may, to know how many there are."""
+        """At most `limit` halves, from `at` on, or before it when the newest come first. `count`: the first page goes on behind
+        them as long as it may, to know how many there are."""
         filter = self._resolve(wanted)
         if filter.impossible:
             return Page([], None, 0)

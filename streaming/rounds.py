@@ -7,6 +7,9 @@ One round every transactionCheckInterval, counted from the beginning of the last
     begun     the op cursor has reached that end: no op is on its way that could settle what is about to be asked
     at work   parts are decided and made durable, for at most a second at a time, and less when the stream has news
     done      every file with something pending has been looked at
+    again     a group that had as many requests as outstandingPerGroupMax allows has answered half of them: the same round is gone
+              through once more for the halves that had to wait. So a storm is worked off as fast as its group answers, not by the
+              interval; and still no half is asked twice in a round
 
 `job.round` (JSON and its CRC) in the store's directory holds number and beginning of the last round. After a restart the
 interval is counted from there, and the round is gone through once more: what was asked in it is not asked again.
@@ -57,6 +60,9 @@ class Rounds:
         self._op_end = -1  # noted when a round fell due; -1 = none waits to begin
         self._parts: Iterator[dict[Decision, int]] | None = None
         self._resume_from_ms = -1
+        self._begun_ms = -1  # the round that was begun last here
+        self._again = False
+        self._is_first_pass = True
         self._due_ms = self._first_due(now_ms)
         self.counts: Counter[Decision] = Counter()  # of the round at work
         self.finished: Counter[Decision] = Counter()  # of the last whole round
@@ -78,12 +84,16 @@ class Rounds:
         """Whether a batch should be made for the sake of rounds alone."""
         if self._settler.policy.standby:
             return False
-        return self.at_work or ((now_ms >= self._due_ms or self._resume_from_ms >= 0) and self._job.marker.pending > 0)
+        if self.at_work or self._again:
+            return True
+        return (now_ms >= self._due_ms or self._resume_from_ms >= 0) and self._job.marker.pending > 0
 
     def work(self, now_ms: int, has_news: Callable[[], bool]) -> Counter[Decision]:
         """Go on with the round at work, or begin one that is due; what was decided meanwhile."""
-        if not self.at_work and self.wanted(now_ms):
-            self._begin(now_ms)
+        if not self.at_work:
+            self._again = self._begun_ms >= 0 and self._settler.has_room_again(self._job.marker.round_no)
+            if self.wanted(now_ms):
+                self._begin(now_ms)
         decided: Counter[Decision] = Counter()
         stop_s = time.monotonic() + SLICE_S
         while self._parts is not None:
@@ -102,21 +112,25 @@ class Rounds:
             self._op_end = self._end_of_ops()
         if self._job.marker.op_cursor < self._op_end:
             return
-        if self._resume_from_ms >= 0 and now_ms < self._due_ms:
+        again = self._again and now_ms < self._due_ms
+        if again:
+            round_no, begun_ms = self._job.marker.round_no, self._begun_ms
+        elif self._resume_from_ms >= 0 and now_ms < self._due_ms:
             round_no, begun_ms = self._job.marker.round_no, self._resume_from_ms
         else:
             round_no, begun_ms = self._job.marker.round_no + 1, now_ms
             disk.write_json(self._path, {"round_no": round_no, "begun_ms": begun_ms}, ROUND_FILE)
         self._op_end = self._resume_from_ms = -1
-        self._due_ms = begun_ms + self._interval_ms
+        self._due_ms, self._begun_ms = begun_ms + self._interval_ms, begun_ms
         tick = Tick(now_ms, round_no, begun_ms, ops_caught_up=True, discards_allowed=self._discards_allowed())
         self.counts = Counter()
         self._parts = self._settler.check_round(tick, self._live(now_ms))
+        self._is_first_pass = not again
 
     def _finish(self) -> None:
         self._parts = None
         self.finished = self.counts
-        self.rounds_done += 1
+        self.rounds_done += self._is_first_pass
 
 
 def _read(path: Path) -> tuple[int, int] | None:

@@ -103,6 +103,8 @@ class Settler:
 
     def __init__(self, job: SettlingStore, policy: Policy) -> None:
         self.job, self.policy = job, policy
+        #: Groups that had no room for more requests when the last round had been gone through.
+        self._full_groups: Ints = np.empty(0, np.int64)
 
     def settle(self, feed: Feed, now_ms: int) -> Settled:
         """Steps 1 to 4 for one feed."""
@@ -159,6 +161,14 @@ class Settler:
             for start in range(0, size, ROUND_PART_ROWS):
                 counts, outstanding = self._round_part(file_no, start, tick, live, outstanding)
                 yield counts
+        self._full_groups = np.flatnonzero(outstanding >= self.policy.outstanding_per_group_max)
+
+    def has_room_again(self, round_no: int) -> bool:
+        """Whether a group that had as many requests of this round as it may have has answered half of them."""
+        if not len(self._full_groups):
+            return False
+        outstanding = self._outstanding(round_no, int(self._full_groups[-1]) + 1)[self._full_groups]
+        return bool((2 * outstanding <= self.policy.outstanding_per_group_max).any())
 
     def _outstanding(self, round_no: int, group_count: int) -> Ints:
         table = self.job.table

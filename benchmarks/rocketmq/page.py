@@ -121,8 +121,8 @@ SECTIONS: Final = (
     Section(
         "g",
         "Memory",
-        """All processes, with 1,000,000 pending halves. *Anonymous*: heaps and stacks. *Private* adds pages of mapped
-        files that no other process maps, which the kernel can take back.""",
+        """All processes, with 1,000,000 pending halves. *Anonymous*: heaps and stacks, what processes share of them counted
+        once. *Private*: pages that only one process maps, those of mapped files included, which the kernel can take back.""",
         (("memory_anonymous_mib", "MiB, anonymous"), ("memory_private_mib", "MiB, private")),
         "memory",
     ),

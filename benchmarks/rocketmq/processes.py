@@ -42,8 +42,8 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """`anonymous`: heaps and stacks. `private` adds the pages of mapped files that nobody else maps: the page cache's, which the
-    kernel may take back."""
+    """`anonymous`: heaps and stacks, what processes share of them counted once. `private`: pages that only one process maps, those
+    of files included, which are the page cache's and may be taken back by the kernel."""
 
     anonymous_mib: float
     private_mib: float
@@ -55,7 +55,7 @@ def memory(pids: Iterable[int]) -> Memory:
         with suppress(OSError):
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
                 name, kib = line.split()[:2]
-                anonymous += int(kib) if name == "Anonymous:" else 0
+                anonymous += int(kib) if name == "Pss_Anon:" else 0
                 private += int(kib) if name.startswith("Private_") else 0
     return Memory(anonymous / 1024, private / 1024)
 

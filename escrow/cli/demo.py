@@ -314,6 +314,7 @@ class Demo:
     # --- the end --------------------------------------------------------------------------------------------------------------
     def finish(self) -> None:
         """Asks about what is in doubt, waits a little, and tells how it all ended."""
+        self._orders = {number: order for number, order in self._orders.items() if order.id}  # one may have been interrupted
         doubtful = [order for order in self._orders.values() if order.outcome is None and order.group in (SHOP, CRASHING)]
         if doubtful and self._operator:
             self.say("", f"the end: an operator asks about {len(doubtful)} that are still in doubt")

@@ -97,9 +97,8 @@ def _check(args: argparse.Namespace) -> None:
 def _bodies(args: argparse.Namespace, stack: ExitStack) -> Iterator[bytes]:
     if args.body is not None:
         return iter([args.body.encode("utf-8", "surrogateescape")])
-    source: BinaryIO = sys.stdin.buffer
-    if args.file is not None and str(args.file) != "-":
-        source = stack.enter_context(args.file.open("rb"))
+    from_stdin = args.file is None or str(args.file) == "-"
+    source: BinaryIO = sys.stdin.buffer if from_stdin else stack.enter_context(args.file.open("rb"))
     if args.lines:
         return (line.rstrip(b"\r\n") for line in source)
     return iter([source.read()])

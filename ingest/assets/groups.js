@@ -34,7 +34,7 @@ export function show_topics(root, {signal}) {
     if (!topics.length) return fill(body, empty("topics", "No topic is here", "A topic appears with the first half or message that is sent to it."));
     topics.sort((a, b) => a.topic.localeCompare(b.topic));
     const rows = topics.flatMap((each) => (each.consumers.length ? each.consumers : [null]).map((reader, n) => [
-      n ? "" : each.topic, n ? "" : number(each.queues), n ? "" : number(each.messages),
+      n ? h("span", {class: "repeated"}, each.topic) : each.topic, n ? "" : number(each.queues), n ? "" : number(each.messages),
       reader ? reader.group : h("span", {class: "muted"}, "nobody reads it"),
       reader ? h("span", {class: reader.lag ? "" : "muted"}, number(reader.lag)) : "", reader ? number(reader.in_hand) : "",
       reader ? h("span", {class: reader.dead_letters ? "tone-bad" : "muted"}, number(reader.dead_letters)) : ""]));

@@ -148,8 +148,13 @@ class Telemetry:
             self.heard(id)
         await asyncio.gather(*[courier.close() for courier in self._couriers.values()], return_exceptions=True)
 
-    def figures(self) -> list[dict[str, Any]]:
-        return [courier.figures() for courier in self._couriers.values()]
+    @property
+    def handed_over(self) -> int:
+        return sum(courier.handed_over for courier in self._couriers.values())
+
+    @property
+    def failures(self) -> int:
+        return sum(courier.failures for courier in self._couriers.values())
 
 
 @dataclass(slots=True)
@@ -174,6 +179,8 @@ class Clients:
         self._clients: dict[tuple[str, str], Client] = {}
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
+        #: Of streams that have ended.
+        self._handed_over = self._failures = 0
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -222,6 +229,8 @@ class Clients:
             stream.client.streams.remove(stream)
         stream.client.told_s = self._clock_s()
         await stream.close()
+        self._handed_over += stream.handed_over
+        self._failures += stream.failures
 
     def sent_half(self, client: Client, group: str) -> None:
         """A producer that did not name the topic when it started is asked about it all the same."""
@@ -280,12 +289,14 @@ class Clients:
                     self._clients.pop(key, None)
 
     def figures(self) -> dict[str, Any]:
-        clients = list(self._clients.values())
+        clients = self._clients.values()
+        streams = [stream for client in clients for stream in client.streams]
         return {
             "clients": len(clients),
-            "streams": sum(len(client.streams) for client in clients),
+            "streams": len(streams),
             "in_hand": sum(len(client.in_hand) for client in clients),
-            "couriers": [each for client in clients for stream in client.streams for each in stream.figures()],
+            "checks_handed_over": self._handed_over + sum(stream.handed_over for stream in streams),
+            "checks_failed": self._failures + sum(stream.failures for stream in streams),
         }
 
 

@@ -1,7 +1,8 @@
 """The gRPC server for RocketMQ's clients: ports, limits, life. A part of the edge, in its event loop.
 
-    front = Front(settings, access, edge, observe)     # takes its ports; CannotStart says why it cannot
-    edge.parts.append(front)                           # opened and closed with the edge
+    front = Front(settings, access, edge)     # takes its ports; CannotStart says why it cannot
+    edge.parts.append(front)                  # opened and closed with the edge
+    front.service.observe = metrics.observe_call
 
 grpc.aio in the edge's own loop, measured against the alternatives (benchmarks/RESULTS.md): a synchronous server answers a constant
 a little sooner, and loses more than that when each call has to be handed to the loop; a process of its own would add a hop to that.
@@ -30,7 +31,7 @@ from ingest.core import Edge
 from ingest.errors import CannotStart, TlsUnusable
 from ingest.rocketmq.clients import Clients
 from ingest.rocketmq.keys import Signatures
-from ingest.rocketmq.service import Observe, Service
+from ingest.rocketmq.service import Service
 
 #: How long accepted calls may take when the edge stops.
 DRAIN_S: Final = 2.0
@@ -42,15 +43,13 @@ class Front:
 
     name = "rocketmq"
 
-    def __init__(
-        self, settings: Settings, access: Access, edge: Edge, observe: Observe, clock_s: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, settings: Settings, access: Access, edge: Edge, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         signatures = Signatures(settings, access)
         self._signatures, self._clients = signatures, Clients(edge, signatures, clock_s)
         self._server: Any = grpc.aio.server(options=server_options(settings), maximum_concurrent_rpcs=settings.grpc_calls_max)
-        self._service = Service(edge, signatures, self._clients, observe)
-        self._server.add_generic_rpc_handlers((self._service.handler(),))
+        self.service = Service(edge, signatures, self._clients)
+        self._server.add_generic_rpc_handlers((self.service.handler(),))
         self.port = self._bind("grpcPort", settings.grpc_port, None)
         credentials = _credentials(settings) if settings.grpc_tls_port >= 0 else None
         self.tls_port = self._bind("grpcTlsPort", settings.grpc_tls_port, credentials)

@@ -49,10 +49,11 @@ class Caller:
 
 
 class Service:
-    """One service over one edge. `observe(method, code, seconds)` hears of every call."""
+    """One service over one edge. `observe(method, code, seconds)` hears of every call, once somebody sets it."""
 
-    def __init__(self, edge: Edge, signatures: Signatures, clients: Clients, observe: Observe) -> None:
-        self._edge, self._signatures, self._clients, self._observe = edge, signatures, clients, observe
+    def __init__(self, edge: Edge, signatures: Signatures, clients: Clients) -> None:
+        self._edge, self._signatures, self._clients = edge, signatures, clients
+        self.observe: Observe = lambda method, code, seconds: None
         settings = edge.settings
         self._accepted = [pb.NORMAL] if settings.reject_transactions else [pb.NORMAL, pb.TRANSACTION]
 
@@ -97,7 +98,7 @@ class Service:
                 made = await call(self._caller(context), _whole(request))
             except Exception as error:
                 made = answer(status=codes.of_error(error))
-            self._observe(name, _name(made.status.code), perf_counter() - began_s)
+            self.observe(name, _name(made.status.code), perf_counter() - began_s)
             return made
 
         return handle
@@ -154,7 +155,7 @@ class Service:
             caller = self._caller(context)
         except Exception as error:
             status = codes.of_error(error)
-            self._observe("Telemetry", _name(status.code), perf_counter() - began_s)
+            self.observe("Telemetry", _name(status.code), perf_counter() - began_s)
             await context.write(pb.TelemetryCommand(status=status))
             return
         stream = self._clients.open(caller.client, caller.principal, context.write)
@@ -167,7 +168,7 @@ class Service:
         finally:
             reading.cancel()
             ending.cancel()
-            self._observe("Telemetry", code, perf_counter() - began_s)
+            self.observe("Telemetry", code, perf_counter() - began_s)
             await self._clients.ended(stream)
 
     async def _read(self, stream: Any, caller: Caller, commands: AsyncIterator[pb.TelemetryCommand]) -> None:
@@ -278,7 +279,7 @@ class Service:
             code = "cancelled"
             raise
         finally:
-            self._observe("ReceiveMessage", code, perf_counter() - began_s)
+            self.observe("ReceiveMessage", code, perf_counter() - began_s)
 
     async def _receive(self, caller: Caller, request: pb.ReceiveMessageRequest, context: Any) -> str:
         resource = request.message_queue.topic

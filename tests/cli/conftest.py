@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from escrow.cli import main
 from tests.support.live import Live, live
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +57,37 @@ class Shell:
     def error(self, *args: object, code: int = 2, **rest: Any) -> str:
         """What it complains of."""
         return self.run(*args, code=code, **rest).stderr.decode()
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What a wrong command line is told. In this process: it is not carried out, so there is nothing to see from outside."""
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+
+    def complain(*args: object) -> str:
+        try:
+            code = main([str(arg) for arg in args])
+        except SystemExit as ended:  # argparse's own
+            code = int(str(ended.code))
+        out, err = capsys.readouterr()
+        assert (code, out) == (2, ""), (args, err)
+        return err
+
+    return complain
+
+
+@pytest.fixture
+def here(service: Live, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What a command prints that is run in this process: for what is asked again and again."""
+    monkeypatch.setenv("ESCROW_URL", service.url)
+
+    def told(*args: object) -> str:
+        code = main([str(arg) for arg in args])
+        out, err = capsys.readouterr()
+        assert code == 0, (args, err)
+        return out
+
+    return told
 
 
 @pytest.fixture(scope="session")

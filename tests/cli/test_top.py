@@ -113,7 +113,7 @@ def test_ctrl_c_ends_it_and_the_terminal_is_as_it_was(shell):
     assert terminal.close() == 0
 
 
-def test_wrong_usage(shell, alone):
-    assert "add --once" in shell.error("top")
-    assert "--json belongs to --once" in shell.error("top", "--json")
+def test_wrong_usage(refused, alone):
+    assert "add --once" in refused("top")
+    assert "--json belongs to --once" in refused("top", "--json")
     assert "escrow run" in alone.error("top", "--once", "--url", "http://127.0.0.1:1", code=3)

@@ -8,6 +8,7 @@ import threading
 import urllib.request
 from contextlib import suppress
 
+import grpc
 import pytest
 import yaml
 
@@ -41,6 +42,12 @@ def load_once(client):
         client.call("GET", "/no-such-thing")
 
 
+def heartbeat(port):
+    """A call of a RocketMQ client."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        channel.unary_unary("/apache.rocketmq.v2.MessagingService/Heartbeat")(b"\x10\x01", metadata=(("x-mq-client-id", "me"),))
+
+
 @pytest.fixture(scope="module")
 def loaded(run):
     """Load in the background, as long as the tests here run."""
@@ -49,6 +56,7 @@ def loaded(run):
 
     def work():
         try:
+            heartbeat(run.state["edge"]["grpc_port"])
             with EdgeClient(run.port) as client:
                 while not stop.wait(0.05):
                     load_once(client)

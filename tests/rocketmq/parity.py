@@ -1,7 +1,7 @@
 """The same Java program against a real RocketMQ 5.5.0 and against Escrow: `make parity-rocketmq`.
 
 Each scene is played by RocketMQ's own Java client, unmodified, and gives a line of what could be seen. Where the two differ, and
-the difference is meant (STRICTER, or not offered by Escrow), the scene says so; any other difference fails. The table in
+the difference is meant (Escrow is stricter, or does not offer it), the scene says so; any other difference fails. The table in
 docs/rocketmq-clients.md is what this prints.
 """
 
@@ -133,14 +133,16 @@ def _kind(it: Player, topic: str, kind: str) -> str:
     return "taken"
 
 
+#: Seen now and then, on a busy machine: RocketMQ asks again before the first answer counts, takes both, and delivers both.
+TWICE = "stricter: asked again before its first answer counted, RocketMQ delivers for each answer"
 SCENES = (
     Scene("half, commit", commit),
     Scene("half, rollback", rollback),
-    Scene("silent half, check answers commit", silent_commit),
+    Scene("silent half, check answers commit", silent_commit, TWICE),
     Scene("silent half, check answers rollback", silent_rollback),
-    Scene("silent half, check answers unknown, then commit", unknown_then_commit),
+    Scene("silent half, check answers unknown, then commit", unknown_then_commit, TWICE),
     Scene("consumed under the producer's message id", same_id),
-    Scene("commit twice", commit_twice, "stricter: delivered once, and the second one is answered as the first"),
+    Scene("commit twice", commit_twice, "an end that is said again is answered as the first; RocketMQ has forgotten the half"),
     Scene("commit after rollback", commit_after_rollback, "stricter: refused, and the rollback stays"),
     Scene("ordinary message, filter by tag", normal),
     Scene("not acknowledged: again, next attempt", redelivery),

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from ingest import token_file
+from ingest.rocketmq import keys
 from tests.support.certificates import Authority
 from tests.support.edge_client import EdgeClient
 from tests.support.endpoint import quiet_port
@@ -16,13 +17,18 @@ from tests.support.players import KINDS, PlayerError
 
 
 def new_keys(data, name, produce=(), consume=()):
-    """A token, and the access key and secret key that the command line makes for its holder."""
+    """A token, and an access key and a secret key for its holder."""
     file = data / "keys" / "tokens.toml"
     token = token_file.add(file, name, produce, consume, operator=False, metrics=False, made_at="2026-01-02T03:04:05Z")
+    return token, keys.add(data / "keys" / "rocketmq.toml", name)
+
+
+def keys_by_command(data, name):
+    """As an operator makes them."""
     command = [sys.executable, "-m", "escrow", "token", "access-key", name, "--data", str(data)]
     told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     access_key, secret_key = (line.rpartition(" ")[2] for line in told.splitlines())
-    return token, (access_key, secret_key)
+    return access_key, secret_key
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +41,7 @@ def guarded(tmp_path_factory):
         "consumer": new_keys(data, "consumer", [], ["orders*"]),
         "gone": new_keys(data, "gone", ["orders*"], ["orders*"]),
     }
+    made["both"] = made["both"][0], keys_by_command(data, "both")
     token_file.revoke(data / "keys" / "tokens.toml", "gone")
     assert (data / "keys" / "rocketmq.toml").stat().st_mode & 0o077 == 0
     with live(data, f"grpcPort={port}") as escrow:
@@ -59,8 +66,8 @@ def test_good_keys_do_everything_their_token_may(kind, guarded, start):
 @pytest.mark.parametrize("kind", KINDS)
 def test_whoever_is_not_known_gets_nothing(kind, who, guarded, start):
     endpoints, _, made = guarded
-    keys = {"nobody": ("", ""), "forger": (made["both"][1][0], "made up"), "gone": made["gone"][1]}[who]
-    it = start(kind, endpoints, keys=keys)
+    shown = {"nobody": ("", ""), "forger": (made["both"][1][0], "made up"), "gone": made["gone"][1]}[who]
+    it = start(kind, endpoints, keys=shown)
     with pytest.raises(PlayerError) as refused:
         _send(it, "orders")
     said = f"{refused.value.kind} {refused.value.text}".lower()

@@ -270,7 +270,8 @@ def test_one_who_was_interrupted_holds_nobody_up(batcher, sender):
     for thread in (threads[0], *threads[2:]):
         thread.join(60)
         assert not thread.is_alive()
-    assert first.result() == [0] and results[5] == [50]
+    assert first.result() == [0]
+    assert results[5] == [50]
 
 
 def test_several_threads_may_wait_for_one_parcel(batcher, sender):

@@ -24,6 +24,7 @@ from escrow import (
     Unavailable,
     Unreachable,
     Verdict,
+    checking,
 )
 from tests.support.fake_escrow import FakeEscrow, Problem, eventually
 
@@ -366,6 +367,24 @@ def test_a_busy_producer_takes_no_more_than_it_can_answer(escrow):
         assert len(escrow.checks["orders"]) == 22
         gate.set()
         escrow.until(lambda: all(escrow.halves[id].state == "COMMITTED" for id in ids))
+
+
+def test_a_quick_producer_takes_more_at_once_and_a_slow_one_few_again(escrow, monkeypatch):
+    polled: list[int] = []
+    poll = escrow._poll_checks
+    monkeypatch.setattr(escrow, "_poll_checks", lambda group, count, wait_s: polled.append(count) or poll(group, count, wait_s))
+    with Producer(escrow.url, "orders", on_check=lambda check: Outcome.COMMIT, check_threads=1) as producer:
+        halves = producer.send_halves([Message("paid", f"order {number}") for number in range(600)])
+        for half in halves:
+            escrow.ask(half.id)
+        escrow.until(lambda: all(half.state == "COMMITTED" for half in escrow.halves.values()))
+        assert max(polled) > 8 * checking.HELD_PER_WORKER
+        monkeypatch.setattr(checking, "QUICK_S", 0.0)
+        monkeypatch.setattr(checking, "SLOW_S", 0.0)
+        for half in producer.send_halves([Message("paid", f"late {number}") for number in range(checking.HELD_MOST + 20)]):
+            escrow.ask(half.id)
+        escrow.until(lambda: all(half.state == "COMMITTED" for half in escrow.halves.values()))
+        escrow.until(lambda: polled[-1] <= checking.HELD_PER_WORKER)
 
 
 def test_close_answers_the_checks_in_hand(escrow):
