@@ -5,6 +5,7 @@
 #   make test PYTEST="-k redo -x"  more arguments for pytest
 #   make chaos KILLS=50 SEED=7     a shorter campaign, or the same again
 #   make chaos-ingest RUNS=50      the same for the endpoint
+#   make chaos-kafka KAFKA_KILLS=20  the same for Kafka mode
 #   make soak MINUTES=5            a shorter soak
 #   make fuzz REQUESTS=9000 SEED=7 fewer hostile requests, or the same again
 #   make bench-rocketmq ONLY=a,c   some of its workloads
@@ -20,6 +21,7 @@ PYTEST ?=
 UPGRADE ?=
 KILLS ?= 300
 RUNS ?= 300
+KAFKA_KILLS ?= 100
 SEED ?=
 MINUTES ?= 30
 REQUESTS ?= 100000
@@ -30,7 +32,7 @@ SMALL ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --retries 8
-BENCHES := bench-store bench-consume bench-streaming bench-ingest bench-grpc bench-console
+BENCHES := bench-store bench-consume bench-streaming bench-ingest bench-grpc bench-console bench-kafka
 
 # The environment is rebuilt, whatever its age, when its interpreter has gone, when the checkout has moved, and when PYTHON
 # was named and is of another version.
@@ -42,7 +44,7 @@ STALE := stale
 endif
 
 .PHONY: help run test lint format pages screenshots bench $(BENCHES) bench-rocketmq bench-outbox parity-rocketmq tools \
-        crash chaos chaos-ingest soak fuzz lock clean venv stale
+        crash chaos chaos-ingest chaos-kafka soak fuzz lock clean venv stale
 
 help: ## list the tasks (this)
 	@echo "Escrow. Two commands matter: make run, make test. All of them:"
@@ -95,6 +97,10 @@ bench-ingest: venv tools ## benchmarks of the endpoint, the SDK and what consume
 	$(BIN)/python -m benchmarks.ingest
 	$(BIN)/python -m benchmarks.sdk
 
+bench-kafka: venv tools ## Kafka mode against a bare Spark copy, with a real broker (about 5 minutes)
+	$(BIN)/python -m benchmarks.kafka
+	$(BIN)/python -m benchmarks.kafka_scale
+
 bench-rocketmq: venv ## Escrow beside a real RocketMQ, needs a JDK and Maven (about 40 minutes; ONLY=a,c for a part, SMALL=1 to try it)
 	$(BIN)/python -m benchmarks.rocketmq $(if $(ONLY),--only=$(ONLY)) $(if $(SMALL),--scale=0.02 --rounds=1)
 
@@ -123,6 +129,9 @@ chaos: venv ## the long chaos campaign: 300 kills of the whole service, Spark in
 
 chaos-ingest: venv ## 300 runs of real producers that are killed, while the endpoint is too and the network breaks
 	$(BIN)/python -m tests.chaos_ingest.campaign --runs=$(RUNS) $(if $(SEED),--seed=$(SEED))
+
+chaos-kafka: venv tools ## 100 kills of driver, executors, brokers and store: three brokers, two Spark workers
+	$(BIN)/python -m tests.kafka.campaign --kills=$(KAFKA_KILLS) $(if $(SEED),--seed=$(SEED))
 
 soak: venv ## 30 minutes of constant load: memory and files at both ends
 	$(BIN)/python -m benchmarks.soak --minutes=$(MINUTES)

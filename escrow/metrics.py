@@ -116,7 +116,16 @@ class JobMetrics:
         self._batches(registry)
         self._store(registry)
         self._spark(registry)
+        self._kafka(registry)
         self._begin_at_zero()
+
+    def _kafka(self, registry: CollectorRegistry) -> None:
+        """Of Kafka mode; 0 in embedded mode."""
+        self.undeliverable = Gauge("escrow_undeliverable", "Committed messages that Kafka refuses; tried again", registry=registry)
+        self.release_bytes = Gauge("escrow_kafka_released_bytes", "Bodies written to Kafka since the start", registry=registry)
+        self.release_failures = Gauge(
+            "escrow_kafka_task_failures", "Release tasks that failed and were repeated", registry=registry
+        )
 
     def _begin_at_zero(self) -> None:
         """A series that appears with its first event hides that event from rate() and increase()."""

@@ -20,7 +20,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from pathlib import Path
@@ -495,11 +495,78 @@ class Settings:
     spark_driver_memory_bytes: int = _key(
         "sparkDriverMemory", "size", '"1GiB"', "Heap of the Spark driver.", least=256 << 20, most=1 << 40
     )
+    spark_driver_host: str = _key(
+        "sparkDriverHost", "text", '"127.0.0.1"', "Where executors reach the driver; another machine's need its address."
+    )
+    spark_executor_memory_bytes: int = _key(
+        "sparkExecutorMemory", "size", '"1GiB"', "Heap of each executor of a cluster.", least=256 << 20, most=1 << 40
+    )
+    spark_conf_file: str = _key(
+        "sparkConfFile", "path", '""', "More of Spark's own settings for a cluster, as in spark-defaults.conf (Kafka mode)."
+    )
     spark_ui_port: int = _key("sparkUiPort", "count", "0", "Port of Spark's own pages; 0 = they are off.", **_PORT)
     clock_drift_max_ms: int = _key(
         "clockDriftMax", "duration", '"60s"', "Discards stop when wall time leaves monotonic time by more than this.",
         least=1_000, most=_DAY_MS,
     )  # fmt: skip
+
+    _begin("Kafka mode (docs/kafka.md). Two Escrows on one cluster need topics, groups and transactional ids of their own.")
+    mode: str = _key(
+        "mode", "choice", '"embedded"', "Where halves and ops live: in dataDir, or in Kafka.", choices=("embedded", "kafka"),
+    )  # fmt: skip
+    kafka_bootstrap_servers: str = _key("kafkaBootstrapServers", "text", '""', "Brokers to begin with: host:port,host:port.")
+    kafka_half_topic: str = _key("kafkaHalfTopic", "text", '"RMQ_SYS_TRANS_HALF_TOPIC"', "Where halves wait.")
+    kafka_op_topic: str = _key("kafkaOpTopic", "text", '"RMQ_SYS_TRANS_OP_HALF_TOPIC"', "Where they are decided.")
+    kafka_redo_topic: str = _key(
+        "kafkaRedoTopic", "text", '"TRANSACTION_REDOLOG_TOPIC"', "The truth of settlement; the job's alone."
+    )
+    kafka_check_topic: str = _key("kafkaCheckTopic", "text", '"ESCROW_CHECK_TOPIC"', "Check requests, keyed by producer group.")
+    kafka_discard_topic: str = _key("kafkaDiscardTopic", "text", '"TRANS_CHECK_MAX_TIME_TOPIC"', "Where discarded halves go.")
+    kafka_lease_topic: str = _key("kafkaLeaseTopic", "text", '"ESCROW_LEASE_TOPIC"', "Its one partition goes to the master.")
+    kafka_partitions: int = _key("kafkaPartitions", "count", "4", "Partitions of topics that are made.", least=1, most=65_535)
+    kafka_replication: int = _key("kafkaReplication", "count", "3", "Copies of topics that are made.", least=1, most=32_767)
+    kafka_min_insync: int = _key(
+        "kafkaMinInsync", "count", "2", "Copies that must have a record before it is acknowledged, of topics that are made.",
+        least=1, most=32_767,
+    )  # fmt: skip
+    kafka_transactional_id_prefix: str = _key(
+        "kafkaTransactionalIdPrefix", "text", '"escrow-"', "Begins the transactional id of every shard."
+    )
+    kafka_check_group_prefix: str = _key(
+        "kafkaCheckGroupPrefix", "text", '"escrow-check-"', "Prefix and producer group: the consumer group that its members join."
+    )
+    kafka_lease_group: str = _key("kafkaLeaseGroup", "text", '"escrow-lease"', "The consumer group of the drivers.")
+    kafka_lease_timeout_ms: int = _key(
+        "kafkaLeaseTimeout",
+        "duration",
+        '"6s"',
+        "A master that is silent for this long loses the lease.",
+        least=6_000,
+        most=300_000,
+    )
+    kafka_retry_interval_ms: int = _key(
+        "kafkaRetryInterval", "duration", '"30s"', "Between two attempts at undeliverable messages.", least=100, most=_DAY_MS
+    )
+    kafka_transaction_timeout_ms: int = _key(
+        "kafkaTransactionTimeout", "duration", '"60s"', "Kafka aborts a transaction that was left open for this long.",
+        least=1_000, most=900_000,
+    )  # fmt: skip
+    kafka_jars_dir_text: str = _key(
+        "kafkaJarsDir", "path", '""', "Jars of Spark's Kafka connector; resolved by Maven if missing. Empty: jars/ in dataDir."
+    )
+    kafka_security_protocol: str = _key(
+        "kafkaSecurityProtocol", "choice", '"PLAINTEXT"', "How to speak to the brokers.",
+        choices=("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
+    )  # fmt: skip
+    kafka_sasl_mechanism: str = _key(
+        "kafkaSaslMechanism", "choice", '"SCRAM-SHA-512"', "How to log in.", choices=("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+    )
+    kafka_sasl_username: str = _key("kafkaSaslUsername", "text", '""', "As whom.")
+    kafka_sasl_password: str = _key("kafkaSaslPassword", "text", '""', "The password. Best set by its variable.", secret=True)
+    kafka_sasl_password_file: str = _key("kafkaSaslPasswordFile", "path", '""', "A file that holds the password, instead.")
+    kafka_tls_ca_file: str = _key("kafkaTlsCaFile", "path", '""', "Certificates that sign the brokers' ones (PEM).")
+    kafka_tls_cert_file: str = _key("kafkaTlsCertFile", "path", '""', "This client's own certificate and its chain (PEM).")
+    kafka_tls_key_file: str = _key("kafkaTlsKeyFile", "path", '""', "Its private key (PEM, without a passphrase).")
 
     _begin("The console.")
     console_enabled: bool = _key("consoleEnable", "switch", "true", "Whether the endpoint serves the operators' console at /.")
@@ -600,6 +667,10 @@ class Settings:
         return Path(self.groups_file_text) if self.groups_file_text else self.data_dir / "groups.toml"
 
     @property
+    def kafka_jars_dir(self) -> Path:
+        return Path(self.kafka_jars_dir_text) if self.kafka_jars_dir_text else self.data_dir / "jars"
+
+    @property
     def standby(self) -> bool:
         return self.role == "standby"
 
@@ -616,6 +687,15 @@ class Settings:
             "standby": self.standby,
             "outstanding_per_group_max": self.outstanding_per_group_max,
         }
+
+    def kafka_values(self) -> dict[str, str]:
+        """Arguments of sinks.kafka.clients.Connection."""
+        names = ("bootstrap_servers", "security_protocol", "sasl_mechanism", "sasl_username", "sasl_password", "sasl_password_file")
+        return {name: getattr(self, f"kafka_{name}") for name in (*names, "tls_ca_file", "tls_cert_file", "tls_key_file")}
+
+    def kafka_topics(self) -> dict[str, str]:
+        """Arguments of sinks.kafka.contract.Topics."""
+        return {name: getattr(self, f"kafka_{name}_topic") for name in ("half", "op", "redo", "check", "discard", "lease")}
 
     def geometry_values(self) -> dict[str, int]:
         """Arguments of store.directory.Geometry."""
@@ -800,9 +880,14 @@ def _check_together(values: Mapping[str, Any], origins: Mapping[str, Origin]) ->
             f"{blame('maxBodySize', 'commitLogSegmentSize')}: maxBodySize ({_size_text(value['maxBodySize'])}) does not fit into "
             f"a commit log segment ({_size_text(value['commitLogSegmentSize'])}): lower it to {room} or raise commitLogSegmentSize"
         )
-    for name, needed in (("tlsCertFile", "tlsKeyFile"), ("tlsKeyFile", "tlsCertFile"), ("tlsClientCaFile", "tlsCertFile")):
+    needs = (
+        ("tlsCertFile", "tlsKeyFile"), ("tlsKeyFile", "tlsCertFile"), ("tlsClientCaFile", "tlsCertFile"),
+        ("kafkaTlsCertFile", "kafkaTlsKeyFile"), ("kafkaTlsKeyFile", "kafkaTlsCertFile"),
+    )  # fmt: skip
+    for name, needed in needs:
         if value[name] and not value[needed]:
             problems.append(f"{blame(name)}: is set and {needed} is not: set {needed} too, or neither")
+    problems += _check_kafka(value, blame)
     if value["grpcTlsPort"] >= 0 and not value["tlsCertFile"]:
         problems.append(f"{blame('grpcTlsPort')}: is set and tlsCertFile is not: set tlsCertFile and tlsKeyFile too")
     if value["grpcTlsPort"] >= 0 and value["tlsMinVersion"] != "1.2":
@@ -814,6 +899,26 @@ def _check_together(values: Mapping[str, Any], origins: Mapping[str, Origin]) ->
         problems.append(
             f"{blame('restartBackoff', 'restartBackoffMax')}: restartBackoff ({_duration_text(value['restartBackoff'])}) is longer "
             f"than restartBackoffMax ({_duration_text(value['restartBackoffMax'])}): lower it or raise restartBackoffMax"
+        )
+    return problems
+
+
+def _check_kafka(value: Mapping[str, Any], blame: Callable[..., str]) -> list[str]:
+    problems = []
+    if value["mode"] == "kafka" and not value["kafkaBootstrapServers"]:
+        problems.append(f"{blame('mode')}: is kafka and kafkaBootstrapServers is empty: name the brokers, host:port,host:port")
+    if value["kafkaSaslPassword"] and value["kafkaSaslPasswordFile"]:
+        problems.append(f"{blame('kafkaSaslPasswordFile')}: is set and kafkaSaslPassword is too: set one of them")
+    if value["kafkaSecurityProtocol"].startswith("SASL") and not value["kafkaSaslUsername"]:
+        problems.append(f"{blame('kafkaSecurityProtocol')}: logs in and kafkaSaslUsername is empty: set it")
+    topics = [name for name in value if name.startswith("kafka") and name.endswith("Topic")]
+    for name in topics:
+        if [value[other] for other in topics].count(value[name]) > 1:
+            problems.append(f"{blame(name)}: {value[name]!r} is the name of another of Escrow's topics too: give each its own")
+    if value["kafkaMinInsync"] > value["kafkaReplication"]:
+        problems.append(
+            f"{blame('kafkaMinInsync', 'kafkaReplication')}: kafkaMinInsync ({value['kafkaMinInsync']}) is more than "
+            f"kafkaReplication ({value['kafkaReplication']}): lower it or raise kafkaReplication"
         )
     return problems
 

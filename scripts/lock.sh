@@ -33,7 +33,7 @@ compile() {
 compile server.lock --extra server "$@"
 compile tracing.lock --extra tracing --constraints requirements/server.lock "$@"
 compile kafka.lock --extra kafka --constraints requirements/server.lock "$@"
-compile dev.lock --extra server --extra tracing --group dev --constraints requirements/server.lock "$@"
+compile dev.lock --extra server --extra kafka --extra tracing --group dev --constraints requirements/server.lock "$@"
 
 compile rocketmq-client.lock --group rocketmq-client "$@"
 

@@ -14,6 +14,7 @@ curl:curl
 initdb:postgresql
 fish:fish
 javac:openjdk-17-jdk-headless
+kcat:kcat
 mvn:maven
 openssl:openssl
 promtool:prometheus

@@ -36,7 +36,7 @@ from store.errors import BatchBeyondCursor, Corrupt, CursorBeyondLog, FlushFaile
 from store.progress import Progress, no_progress
 from store.published import JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
 from store.reader import LogReader, topic_queue_name
-from store.records import ENTRY, ROW, State, pack_words, queue_key_of, queue_offset_of, topic_of_key
+from store.records import ENTRY, ROW, State, pack_words, queue_key_of, queue_offset_of, state_of, topic_of_key
 from store.redo_log import MARKER_ENTRIES, REDO, TOTALS, Marker, RedoKind, RedoLog, kinds_of, numbers_of
 from store.retention import Ledger
 from store.state_table import StateTable
@@ -141,6 +141,13 @@ class Batch:
         """Corrupt ops, reported to the edge."""
         self._add(RedoKind.QUARANTINE_OP, op_offsets, 0, self._places("quarantine", len(op_offsets)))
 
+    def release_again(self, half_offsets: Any, words: Any) -> None:
+        """Ended halves whose message Kafka refused: the same effect once more, counted before."""
+        states = np.asarray(state_of(words), np.int64)
+        committed = states == int(State.COMMITTED)
+        self._add(RedoKind.RELEASE, half_offsets[committed], words[committed], -1)
+        self._add(RedoKind.DISCARD, half_offsets[~committed], words[~committed], states[~committed] << REASON_SHIFT)
+
     def messages(self, op_offsets: Any, sizes: Any, positions: Any) -> None:
         """Ordinary messages, released without a half."""
         self._add(RedoKind.MESSAGE, op_offsets, sizes, positions)
@@ -155,6 +162,34 @@ def rows_of_halves(halves: Array) -> Array:
     state = np.where(halves["corrupt"] != 0, int(State.QUARANTINED), int(State.PREPARED))
     rows["word"] = pack_words(state, 0, halves["immunity_s"], 0, 0)
     return rows
+
+
+def apply_rows(table: StateTable, ledger: Ledger, entries: Array) -> None:
+    """What redo entries say of rows."""
+    kinds = kinds_of(entries)
+    images = np.flatnonzero(kinds == RedoKind.IMAGE)
+    if len(images):
+        _put_images(table, ledger, entries[images], entries[images + 1])
+    chosen = np.flatnonzero(_ROW_KINDS[kinds])
+    if len(chosen) > len(images):
+        numbers = numbers_of(entries)[chosen]
+        last = last_of_each(numbers)
+        table.set_words(numbers[last], entries["word"][chosen][last])
+
+
+def _put_images(table: StateTable, ledger: Ledger, images: Array, rest: Array) -> None:
+    numbers = numbers_of(images)
+    last = last_of_each(numbers)
+    rows = np.empty(len(last), ROW)
+    rows["commit_log_offset"], rows["word"] = images["position"][last], images["word"][last]
+    rows["size_bytes"] = rest["word"][last].astype(np.int32)
+    rows["stored_at_s"] = rest["position"][last] >> 32
+    rows["group_no"] = (rest["position"][last] & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
+    numbers = numbers[last]
+    first, stop = int(numbers.min()), int(numbers.max()) + 1
+    table.ensure(first, stop)
+    table.put(numbers, rows)
+    ledger.touch_rows(numbers, int(rows["stored_at_s"].max()) * 1000)
 
 
 @dataclass(slots=True)
@@ -236,36 +271,11 @@ class JobStore:
 
     def _apply(self, entries: Array, before: Marker, marker: Marker) -> None:
         with disk.failpoint("apply.rows"):
-            self._apply_rows(entries)
+            apply_rows(self.table, self.ledger, entries)
         with disk.failpoint("apply.queues"):
             self._apply_queues(entries, marker)
         self.ledger.touch_logs(self.log, before, marker)
         self.marker = marker
-
-    def _apply_rows(self, entries: Array) -> None:
-        kinds = kinds_of(entries)
-        images = np.flatnonzero(kinds == RedoKind.IMAGE)
-        if len(images):
-            self._put_images(entries[images], entries[images + 1])
-        chosen = np.flatnonzero(_ROW_KINDS[kinds])
-        if len(chosen) > len(images):
-            numbers = numbers_of(entries)[chosen]
-            last = last_of_each(numbers)
-            self.table.set_words(numbers[last], entries["word"][chosen][last])
-
-    def _put_images(self, images: Array, rest: Array) -> None:
-        numbers = numbers_of(images)
-        last = last_of_each(numbers)
-        rows = np.empty(len(last), ROW)
-        rows["commit_log_offset"], rows["word"] = images["position"][last], images["word"][last]
-        rows["size_bytes"] = rest["word"][last].astype(np.int32)
-        rows["stored_at_s"] = rest["position"][last] >> 32
-        rows["group_no"] = (rest["position"][last] & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
-        numbers = numbers[last]
-        first, stop = int(numbers.min()), int(numbers.max()) + 1
-        self.table.ensure(first, stop)
-        self.table.put(numbers, rows)
-        self.ledger.touch_rows(numbers, int(rows["stored_at_s"].max()) * 1000)
 
     def _apply_queues(self, entries: Array, marker: Marker) -> None:
         kinds, numbers = kinds_of(entries), numbers_of(entries)

@@ -186,7 +186,7 @@ def numbers_of(entries: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(entries["tag"] & NUMBER_MASK, np.int64)
 
 
-def _encode_marker(marker: Marker, count: int) -> np.ndarray[Any, Any]:
+def encode_marker(marker: Marker, count: int) -> np.ndarray[Any, Any]:
     encoded = np.zeros(1, MARKER)
     encoded["tag"] = (MARKER_KIND << KIND_SHIFT) | count
     for name in _FIELDS:
@@ -195,7 +195,7 @@ def _encode_marker(marker: Marker, count: int) -> np.ndarray[Any, Any]:
     return encoded
 
 
-def _decode_marker(encoded: Any) -> Marker:
+def decode_marker(encoded: Any) -> Marker:
     values = {name: int(encoded[name]) for name in _FIELDS}
     return Marker(**values, totals=dict(zip(TOTALS, encoded["totals"].tolist(), strict=True)))
 
@@ -227,7 +227,7 @@ class RedoLog:
 
     def append(self, entries: np.ndarray[Any, Any], marker: Marker) -> None:
         """Write one batch and make it durable: entries and marker with one write and one flush (one a file where it runs over)."""
-        encoded = _encode_marker(marker, len(entries))
+        encoded = encode_marker(marker, len(entries))
         content = entries.tobytes()
         encoded["crc"] = batch_crc(content, encoded.tobytes(), self.end)
         data = content + encoded.tobytes()
@@ -285,7 +285,7 @@ class RedoLog:
             self.stop_reason = "a batch whose CRC does not match"
             return None
         end = at + (count + MARKER_ENTRIES) * REDO.itemsize
-        return RedoBatch(at, end, entries, _decode_marker(encoded))
+        return RedoBatch(at, end, entries, decode_marker(encoded))
 
     def first_batch(self) -> int:
         """Where the first whole batch begins. Retention may have taken the beginning of the one that ran over into the first

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -17,8 +17,12 @@ from escrow.metrics import BulkHistogram, JobMetrics
 from store.job import JobStore
 from store.records import STATE_MASK, State
 from store.redo_log import TOTALS, Marker, RedoLog
+from store.shard import ShardStore
 from streaming.clock import Clock, ClockGuard
 from streaming.settle import Feed, Settled
+
+if TYPE_CHECKING:  # needs confluent-kafka
+    from streaming.kafka_shard import Shard
 
 _OUTCOMES: Final = {
     Effect.RELEASE: "commit",
@@ -106,11 +110,29 @@ def watch_store(metrics: JobMetrics, store: JobStore, guard: ClockGuard, clock: 
         metrics.watch(metrics.store_bytes, partial(sizes.of, part), part=part)
 
 
+def watch_shards(metrics: JobMetrics, shards: Callable[[], list[Shard]], guard: ClockGuard, clock: Clock) -> None:
+    """The same for the shards of Kafka mode, together."""
+    metrics.watch(metrics.pending, lambda: sum(shard.marker.pending for shard in shards()))
+    metrics.watch(
+        metrics.oldest_pending, lambda: max((oldest_pending_s(shard.store, clock.now_ms()) for shard in shards()), default=0.0)
+    )
+    metrics.watch(metrics.clock_alert, lambda: float(guard.alert))
+    metrics.watch(metrics.undeliverable, lambda: sum(len(shard.store.undeliverable) for shard in shards()))
+    metrics.watch(metrics.release_bytes, lambda: sum(shard.traffic.bytes for shard in shards()))
+    metrics.watch(metrics.release_failures, lambda: sum(shard.traffic.failures for shard in shards()))
+    for name in TOTALS:
+        metrics.totals.watch(name, partial(_total_of_all, shards, name))
+
+
+def _total_of_all(shards: Callable[[], list[Shard]], name: str) -> int:
+    return sum(shard.marker.totals[name] for shard in shards())
+
+
 def _total(store: JobStore, name: str) -> int:
     return store.marker.totals[name]
 
 
-def oldest_pending_s(store: JobStore, now_ms: int) -> float:
+def oldest_pending_s(store: JobStore | ShardStore, now_ms: int) -> float:
     """Age of the first pending row. Halves are numbered in the order of stored times; a resumed one may be younger."""
     if not store.marker.pending:
         return 0.0

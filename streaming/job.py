@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Union
 
 from prometheus_client import start_http_server
 from py4j.protocol import Py4JError
@@ -33,8 +33,14 @@ from streaming.errors import JavaDied, JobCannotStart, JobError
 from streaming.service import JobService
 from streaming.session import java_death, make_run_directory, one_line, start_spark
 
+if TYPE_CHECKING:
+    from streaming.kafka_service import KafkaJobService
+
+AnyService = Union[JobService, "KafkaJobService"]
 LOOK_S: Final = 0.5
 SPARK_STOP_S: Final = 1.0
+#: Without the lease after this long a driver is a standby, and says so.
+STANDBY_AFTER_S: Final = 15.0
 #: Starting again is of no use before somebody has changed something.
 USELESS: Final = 2
 
@@ -86,10 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(settings: Settings, signals: _Signals) -> int:
     """1 store · 2 metrics · 3 Spark · 4 query · 5 warm, ready · 6 until asked or failed · 7 stop, last things first."""
-    service = JobService(settings)  # 1
+    service = _service(settings)  # 1
     spark: SparkSession | None = None
     try:
         port = _serve_metrics(settings, service)  # 2
+        if not isinstance(service, JobService) and not _take_over(service, signals, port):
+            return 0
         run = make_run_directory(settings)
         spark = start_spark(settings, run)  # 3
         _start(service, spark, run)  # 4
@@ -104,7 +112,31 @@ def _run(settings: Settings, signals: _Signals) -> int:
     return 0 if failure is None else _fail(failure)
 
 
-def _start(service: JobService, spark: SparkSession, run: Path) -> None:
+def _service(settings: Settings) -> AnyService:
+    if settings.mode == "embedded":
+        return JobService(settings)
+    try:
+        from streaming.kafka_service import KafkaJobService  # noqa: PLC0415 - an embedded install need not have Kafka's client
+    except ModuleNotFoundError as error:
+        raise JobCannotStart(f"Kafka mode needs the Python package {error.name}: pip install 'escrow[server,kafka]'") from error
+    return KafkaJobService(settings)
+
+
+def _take_over(service: KafkaJobService, signals: _Signals, port: int) -> bool:
+    """Until this driver is the master; False where it was asked to stop before. A standby is ready for its work: to wait."""
+    if service.take_over(timeout_s=STANDBY_AFTER_S):
+        return True
+    print(json.dumps({"ready": True, "metrics_port": port}), flush=True)
+    _notice("standby: another driver is the master")
+    signals.raising = False
+    taken = service.take_over(lambda: not signals.asked.is_set())
+    signals.raising = True
+    if taken:
+        _notice("the master is gone: this driver takes over")
+    return taken and not signals.asked.is_set()
+
+
+def _start(service: AnyService, spark: SparkSession, run: Path) -> None:
     """Query and warm-up. A Java that dies meanwhile is told as such, not as one of its consequences."""
     try:
         service.start(spark, run / "checkpoint")
@@ -113,7 +145,7 @@ def _start(service: JobService, spark: SparkSession, run: Path) -> None:
         raise JavaDied(java_death(spark.sparkContext._gateway) or one_line(error)) from error
 
 
-def _watch(service: JobService, spark: SparkSession, signals: _Signals) -> str | None:
+def _watch(service: AnyService, spark: SparkSession, signals: _Signals) -> str | None:
     jvm, alerted = _jvm(spark), False
     while not signals.asked.wait(LOOK_S):
         if service.guard.alert != alerted:
@@ -158,7 +190,7 @@ def _jvm(spark: SparkSession) -> Any:
     return getattr(spark.sparkContext._gateway, "proc", None)
 
 
-def _serve_metrics(settings: Settings, service: JobService) -> int:
+def _serve_metrics(settings: Settings, service: AnyService) -> int:
     if not settings.metrics_enabled:
         return 0
     address, port = settings.metrics_address, settings.job_metrics_port

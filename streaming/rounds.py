@@ -42,11 +42,21 @@ LiveGroups = Callable[[int], Bools]
 class Rounds:
     """The schedule of rounds and the one at work. Used by one thread; `wanted` may be asked from any."""
 
-    def __init__(self, settler: Settler, live: LiveGroups, discards_allowed: Callable[[], bool], now_ms: int) -> None:
+    def __init__(
+        self,
+        settler: Settler,
+        live: LiveGroups,
+        discards_allowed: Callable[[], bool],
+        now_ms: int,
+        *,
+        root: Path,
+        op_end: Callable[[], int],
+    ) -> None:
+        """`root`: where the round file lies; `op_end`: where the op queue ends now."""
         self._settler, self._live, self._discards_allowed = settler, live, discards_allowed
-        self._job = settler.job
+        self._job, self._end_of_ops = settler.job, op_end
         self._interval_ms = settler.policy.check_interval_s * 1000
-        self._path = self._job.directory.root / ROUND_FILE
+        self._path = root / ROUND_FILE
         self._op_end = -1  # noted when a round fell due; -1 = none waits to begin
         self._parts: Iterator[dict[Decision, int]] | None = None
         self._resume_from_ms = -1
@@ -99,7 +109,7 @@ class Rounds:
 
     def _begin(self, now_ms: int) -> None:
         if self._op_end < 0:
-            self._op_end = self._job.log.ends()[1]
+            self._op_end = self._end_of_ops()
         if self._job.marker.op_cursor < self._op_end:
             return
         again = self._again and now_ms < self._due_ms

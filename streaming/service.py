@@ -77,7 +77,9 @@ class JobService:
         self.store.redo = TimedRedo(self.store.redo, self.metrics.redo_flush_s.observe)  # type: ignore[assignment]
         self.guard = ClockGuard(self.clock, settings.data_dir, self.store.marker.now_ms, settings.clock_drift_max_ms)
         self.settler = Settler(self.store, Policy.from_ms(**settings.policy_values()))
-        self.rounds = Rounds(self.settler, self._live_groups, self.guard.discards_allowed, now_ms)
+        self.rounds = Rounds(
+            self.settler, self._live_groups, self.guard.discards_allowed, now_ms, root=root, op_end=lambda: self.store.log.ends()[1]
+        )
         self._dictionary = Dictionary(root / "dictionary")
         self._presence = Presence(root / "presence")
         self._sinks: list[tuple[str, Sink]] = [("edge", EdgeWake(root)), *load_all("escrow.sinks", root)]

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -22,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from escrow.settings import Settings
 from streaming.errors import JavaDied, JobCannotStart
+from streaming.jars import connector_jars
 
 APPLICATION: Final = "escrow"
 RUN_PREFIX: Final = "run-"
@@ -78,6 +80,57 @@ def make_run_directory(settings: Settings) -> Path:
     return Path(tempfile.mkdtemp(prefix=RUN_PREFIX, dir=settings.spark_dir))
 
 
+#: Kafka mode: real plans over real data, perhaps on other machines.
+KAFKA: Final[Mapping[str, str]] = {
+    # Asking the brokers for news has a price.
+    "spark.sql.streaming.pollingDelay": "20ms",
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    # A task that lost its executor is started on another; what it does is fenced and idempotent.
+    "spark.task.maxFailures": "4",
+    "spark.redaction.regex": "(?i)secret|password|token|jaas|keystore|truststore",
+}
+
+
+def kafka_conf(settings: Settings) -> dict[str, str]:
+    """What Spark is told besides in Kafka mode: the connector's jars, how executors reach us, and the operator's own file."""
+    local = settings.spark_master.startswith("local")
+    conf = {
+        **KAFKA,
+        "spark.jars": ",".join(str(jar) for jar in connector_jars(settings.kafka_jars_dir)),
+        "spark.driver.host": settings.spark_driver_host,
+        "spark.driver.bindAddress": "127.0.0.1" if local or settings.spark_driver_host == "127.0.0.1" else "0.0.0.0",
+    }
+    if not local:
+        # Executors are other processes, perhaps on other machines, which have their own temporary directory and their own Python.
+        conf["spark.executor.memory"] = f"{settings.spark_executor_memory_bytes >> 20}m"
+    return conf | _own_conf(settings.spark_conf_file)
+
+
+def _own_conf(file: str) -> dict[str, str]:
+    """spark-defaults.conf as Spark reads it: a name, white space, a value."""
+    if not file:
+        return {}
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError as error:
+        raise JobCannotStart(f"{file}: {error.strerror}: give this user access to it, or empty sparkConfFile") from error
+    words = [line.split(None, 1) for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return {name: value.strip() for name, value in (word for word in words if len(word) == 2)}
+
+
+def ship_package(spark: SparkSession, run: Path) -> None:
+    """Executors on other machines get our own code as a zip; numpy, pyarrow and confluent-kafka must be in their Python."""
+    zipped = run / "escrow-package.zip"
+    with zipfile.ZipFile(zipped, "w") as archive:
+        for room in ("escrow", "store", "checker", "sinks", "streaming"):
+            root = Path(str(resources.files(room)))
+            for file in sorted(root.rglob("*.py")):
+                archive.write(file, Path(room) / file.relative_to(root))
+    spark.sparkContext.addPyFile(str(zipped))
+
+
 def spark_conf(settings: Settings, run: Path, log4j: Path) -> dict[str, str]:
     """Everything that Spark is told."""
     log = settings.log_dir / "spark.log"
@@ -90,7 +143,7 @@ def spark_conf(settings: Settings, run: Path, log4j: Path) -> dict[str, str]:
         # Small heap, small batches, two cores. One run each on a loaded machine, without generated code: with the first compiler
         # alone the median of the first 50 batches was 56 ms instead of 152, and a later batch took 33 ms of Java's CPU instead of
         # 38. A big backlog was not faster with it. To be measured again on a quiet machine; the collector was not compared.
-        "-XX:TieredStopAtLevel=1",
+        *(["-XX:TieredStopAtLevel=1"] if settings.mode == "embedded" else []),
         "-XX:+UseSerialGC",
         "-Xss512k",
     ]
@@ -105,6 +158,7 @@ def spark_conf(settings: Settings, run: Path, log4j: Path) -> dict[str, str]:
         "spark.pyspark.python": sys.executable,
         "spark.pyspark.driver.python": sys.executable,
         "spark.driver.extraJavaOptions": " ".join(_quoted(word) for word in java),
+        **(kafka_conf(settings) if settings.mode == "kafka" else {}),
     }
 
 
@@ -119,7 +173,7 @@ def start_spark(settings: Settings, run: Path) -> SparkSession:
     # Another Spark's settings must not leak in, and no cluster's resolver is needed for one machine.
     os.environ.pop("PYSPARK_SUBMIT_ARGS", None)
     os.environ.pop("SPARK_HOME", None)
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["SPARK_LOCAL_IP"] = settings.spark_driver_host
     # Glibc keeps an arena for each thread otherwise: the JVM's native memory creeps.
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
@@ -128,12 +182,15 @@ def start_spark(settings: Settings, run: Path) -> SparkSession:
     with open(settings.log_dir / JVM_OUTPUT, "wb") as output:
         gateway = _gateway(conf, output)
         try:
-            return SparkSession(SparkContext(conf=conf, gateway=gateway))
+            spark = SparkSession(SparkContext(conf=conf, gateway=gateway))
         except Exception as error:
             # Whatever it says, the first question is whether Java still lives; Py4J tells of broken connections only.
             death = java_death(gateway)
             gateway.proc.kill()
             raise JavaDied(death or f"Spark did not start: {one_line(error)}") from error
+    if not settings.spark_master.startswith("local"):
+        ship_package(spark, run)
+    return spark
 
 
 def _gateway(conf: SparkConf, output: IO[bytes]) -> Any:

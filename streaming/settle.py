@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,11 @@ from checker.decisions import Decision, Tick, check_words, count_outstanding, de
 from checker.matcher import Effect, Matched, match, mentioned_halves
 from checker.policy import Policy
 from store.errors import BatchBeyondCursor
-from store.job import Batch, JobStore
+from store.job import Batch
 from store.reader import LogReader
 from store.records import HALF, OP, ROW, OpKind, State
+from store.redo_log import Marker
+from store.state_table import StateTable
 
 Array = np.ndarray[Any, Any]
 Ints = npt.NDArray[np.int64]
@@ -41,7 +43,8 @@ _DISCARDS: Final = {Decision.DISCARD_MAX: State.DISCARDED_MAX, Decision.DISCARD_
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """A range of both queues: halves half_start … half_stop - 1 and ops op_start … op_stop - 1, in order, none missing."""
+    """A range of both queues: halves half_start … half_stop - 1 and ops op_start … op_stop - 1, in order, none missing (in Kafka
+    mode offsets have holes)."""
 
     half_start: int
     half_stop: int
@@ -84,10 +87,21 @@ def read_feed(log: LogReader, half_start: int, op_start: int, records_max: int =
     return Feed(half_start, half_stop, op_start, op_stop, halves, ops)
 
 
+class SettlingStore(Protocol):
+    """What the settlement needs of a store: JobStore, or a shard in Kafka mode."""
+
+    @property
+    def marker(self) -> Marker: ...
+    @property
+    def table(self) -> StateTable: ...
+    def batch(self, *, half_cursor: int, op_cursor: int, now_ms: int) -> Batch: ...
+    def commit(self, batch: Batch) -> None: ...
+
+
 class Settler:
     """Settles feeds into the store and runs check rounds over it."""
 
-    def __init__(self, job: JobStore, policy: Policy) -> None:
+    def __init__(self, job: SettlingStore, policy: Policy) -> None:
         self.job, self.policy = job, policy
         #: Groups that had no room for more requests when the last round had been gone through.
         self._full_groups: Ints = np.empty(0, np.int64)
@@ -125,7 +139,12 @@ class Settler:
             is_new = half_offsets >= new_offsets[0]
             rows[is_new] = np.zeros(1, ROW)
             known = is_new & (half_offsets <= new_offsets[-1])
-            rows[known] = new_rows[half_offsets[known] - new_offsets[0]]
+            if int(new_offsets[-1] - new_offsets[0]) + 1 == len(new_offsets):
+                rows[known] = new_rows[half_offsets[known] - new_offsets[0]]
+            else:  # Kafka's offsets have holes
+                at = np.searchsorted(new_offsets, half_offsets[known])
+                there = new_offsets[at] == half_offsets[known]
+                rows[np.flatnonzero(known)[there]] = new_rows[at[there]]
         return rows
 
     # --- check rounds -------------------------------------------------------------------------------------------------

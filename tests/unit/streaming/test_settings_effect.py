@@ -39,7 +39,9 @@ class Clockwork:
         self.begun_ms = w.now_ms
         self._names = Dictionary(w.settings.store_dir / "dictionary")
         self._presence = Presence(w.settings.store_dir / "presence")
-        self.rounds = Rounds(w.settler, self._live, lambda: True, w.now_ms)
+        self.rounds = Rounds(
+            w.settler, self._live, lambda: True, w.now_ms, root=w.job.directory.root, op_end=lambda: w.job.log.ends()[1]
+        )
 
     def _live(self, now_ms):
         self._names.refresh()

@@ -1,0 +1,174 @@
+"""Options of Kafka clients, from plain values (escrow.settings.Settings.kafka_values), and the topics that must be there.
+
+Two families of clients with two dialects: librdkafka (confluent-kafka, for the data) and Java (Spark's source). Secrets are read
+from their files when the options are made, never logged, and reach executors inside the task that needs them.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, ResourceType
+
+from sinks.errors import KafkaUnfit
+from sinks.kafka.contract import Topics
+
+ADMIN_S: Final = 60.0
+LOG_APPEND: Final = "LogAppendTime"
+
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How to reach the brokers."""
+
+    bootstrap_servers: str
+    security_protocol: str = "PLAINTEXT"
+    sasl_mechanism: str = "SCRAM-SHA-512"
+    sasl_username: str = ""
+    sasl_password: str = ""
+    sasl_password_file: str = ""
+    tls_ca_file: str = ""
+    tls_cert_file: str = ""
+    tls_key_file: str = ""
+
+    @property
+    def password(self) -> str:
+        return _text(self.sasl_password_file).strip() if self.sasl_password_file else self.sasl_password
+
+    def librdkafka(self, **more: Any) -> Options:
+        """Options of a confluent-kafka client. Files are passed as their content: an executor need not have them."""
+        options: Options = {
+            "bootstrap.servers": self.bootstrap_servers,
+            "security.protocol": self.security_protocol,
+            # What fails is told by whoever uses the client; one level more, and every connection that fails writes to stderr.
+            "log_level": 2,
+        }
+        if self.security_protocol.startswith("SASL"):
+            options |= {"sasl.mechanism": self.sasl_mechanism, "sasl.username": self.sasl_username, "sasl.password": self.password}
+        for name, file in (
+            ("ssl.ca.pem", self.tls_ca_file),
+            ("ssl.certificate.pem", self.tls_cert_file),
+            ("ssl.key.pem", self.tls_key_file),
+        ):
+            if file:
+                options[name] = _text(file)
+        return {**options, **{name.replace("_", "."): value for name, value in more.items()}}
+
+    def java(self) -> dict[str, str]:
+        """The same for Java's clients."""
+        options = {"bootstrap.servers": self.bootstrap_servers, "security.protocol": self.security_protocol}
+        if self.security_protocol.startswith("SASL"):
+            module = "plain.PlainLoginModule" if self.sasl_mechanism == "PLAIN" else "scram.ScramLoginModule"
+            login = f'username="{_escaped(self.sasl_username)}" password="{_escaped(self.password)}"'
+            options["sasl.mechanism"] = self.sasl_mechanism
+            options["sasl.jaas.config"] = f"org.apache.kafka.common.security.{module} required {login};"
+        if self.tls_ca_file:
+            options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": _text(self.tls_ca_file)}
+        if self.tls_cert_file:
+            options |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": _text(self.tls_cert_file)}
+            options["ssl.keystore.key"] = _text(self.tls_key_file)
+        return options
+
+    def admin(self) -> AdminClient:
+        return AdminClient(self.librdkafka())
+
+
+def _text(file: str) -> str:
+    try:
+        return Path(file).read_text()
+    except OSError as error:
+        raise KafkaUnfit(f"{file}: {error.strerror}: give this user access to it") from error
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+# --- topics ---------------------------------------------------------------------------------------------------------------
+def ensure_topics(
+    connection: Connection, topics: Topics, *, partitions: int, replication: int, min_insync: int, retention_ms: int
+) -> int:
+    """Make the topics that are missing, look at those that are there; the number of shards."""
+    admin = connection.admin()
+    there = admin.list_topics(timeout=ADMIN_S).topics
+    shards = len(there[topics.half].partitions) if topics.half in there else partitions
+    logged, kept = {"message.timestamp.type": LOG_APPEND}, {"retention.ms": str(2 * retention_ms)}
+    wanted = {
+        topics.half: (shards, logged | kept),
+        topics.op: (shards, logged | kept),
+        topics.redo: (shards, kept),
+        topics.check: (partitions, {"retention.ms": str(retention_ms)}),
+        topics.discard: (shards, kept),
+        topics.lease: (1, {}),
+    }
+    common = {"min.insync.replicas": str(min_insync), "cleanup.policy": "delete"}
+    missing = [
+        NewTopic(name, count, replication, config=common | config) for name, (count, config) in wanted.items() if name not in there
+    ]
+    _create(admin, missing)
+    add_partitions(connection, topics, shards)
+    _require_append_time(admin, topics)
+    return shards
+
+
+def _create(admin: AdminClient, missing: list[NewTopic]) -> None:
+    if not missing:
+        return
+    for name, made in admin.create_topics(missing, operation_timeout=ADMIN_S).items():
+        try:
+            made.result(ADMIN_S)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:  # somebody else was faster
+                raise KafkaUnfit(f"topic {name} cannot be made: {error.args[0].str()}") from error
+
+
+def add_partitions(connection: Connection, topics: Topics, shards: int) -> None:
+    """Op, redo and discard topic get as many partitions as there are shards; more is left as it is."""
+    admin = connection.admin()
+    there = admin.list_topics(timeout=ADMIN_S).topics
+    short = [name for name in (topics.op, topics.redo, topics.discard) if name in there and len(there[name].partitions) < shards]
+    if not short:
+        return
+    for name, made in admin.create_partitions([NewPartitions(name, shards) for name in short]).items():
+        try:
+            made.result(ADMIN_S)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # somebody else was faster
+                reason = f"it has fewer partitions than the half topic, {shards}, and none can be added: {error.args[0].str()}"
+                raise KafkaUnfit(f"topic {name}: {reason}") from error
+
+
+def _require_append_time(admin: AdminClient, topics: Topics) -> None:
+    """Stored time counts, never the producer's clock."""
+    wanted = [ConfigResource(ResourceType.TOPIC, name) for name in (topics.half, topics.op)]
+    for resource, found in admin.describe_configs(wanted).items():
+        kind = found.result(ADMIN_S)["message.timestamp.type"].value
+        if kind != LOG_APPEND:
+            remedy = f"kafka-configs --alter --topic {resource.name} --add-config message.timestamp.type={LOG_APPEND}"
+            raise KafkaUnfit(
+                f"topic {resource.name} has message.timestamp.type={kind}: ages would be counted by producers' clocks; {remedy}"
+            )
+
+
+def shard_count(admin: AdminClient, topics: Topics) -> int:
+    """Partitions of the half topic now."""
+    return len(admin.list_topics(topics.half, timeout=ADMIN_S).topics[topics.half].partitions)
+
+
+def bounds_of(consumer: Consumer, topic: str, partition: int, timeout_s: float = 30.0) -> tuple[int, int]:
+    """(begin, end) of a partition. Asked again while its leader is being found: a topic that was just made has none yet."""
+    give_up_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
+            return int(low), int(high)
+        except KafkaException:
+            if time.monotonic() > give_up_s:
+                raise
+            time.sleep(0.1)

@@ -1,0 +1,213 @@
+"""Records of the redo topic: encode, decode, read to the end (docs/kafka.md has the layout).
+
+A batch is some `entries` records and one `marker`, written in one Kafka transaction by the one owner of the shard; a `claim` says
+who that is. Readers are `read_committed`, so a batch is there whole or not at all. It is held against its CRC all the same: the
+topic can be written by whoever the ACLs allow.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from sinks.errors import RedoBroken
+from sinks.kafka import contract
+from sinks.kafka.clients import bounds_of
+from store.redo_log import MARKER, REDO, Marker, batch_crc, decode_marker, encode_marker
+
+CLAIM, ENTRIES, MARK = b"claim", b"entries", b"marker"
+#: Uncompressed, so many fit into Kafka's default record.
+ENTRIES_PER_RECORD: Final = 32_768
+POLL_S: Final = 1.0
+#: How far before the end the last marker is looked for at first.
+LOOK_BACK: Final = 64
+
+Array = np.ndarray[Any, Any]
+Record = tuple[contract.Headers, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """From here on the shard belongs to this term."""
+
+    partition: int
+    redo_offset: int  # behind the record
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class RedoBatch:
+    """A whole batch."""
+
+    partition: int
+    redo_offset: int  # behind its marker
+    entries: Array
+    marker: Marker
+    term: int
+    groups: list[tuple[int, str]] = field(default_factory=list)
+    refused: list[tuple[int, str]] = field(default_factory=list)
+
+
+def pack_entries(entries: Array) -> bytes:
+    """Entries, transposed and compressed: neighbours in a column differ little."""
+    return zlib.compress(np.ascontiguousarray(entries).view(np.uint8).reshape(len(entries), REDO.itemsize).T.tobytes(), 1)
+
+
+def unpack_entries(packed: bytes) -> Array:
+    raw = np.frombuffer(zlib.decompress(packed), np.uint8)
+    return np.ascontiguousarray(raw.reshape(REDO.itemsize, -1).T).reshape(-1).view(REDO)
+
+
+def claim_record(term: int, owner: str, at_ms: int) -> Record:
+    return [(contract.REDO, CLAIM)], json.dumps({"term": term, "owner": owner, "at_ms": at_ms}).encode()
+
+
+def batch_records(
+    entries: Array, marker: Marker, term: int, groups: list[tuple[int, str]], refused: dict[int, str]
+) -> Iterator[Record]:
+    """A batch as records, the marker last."""
+    for first in range(0, len(entries), ENTRIES_PER_RECORD):
+        yield [(contract.REDO, ENTRIES)], pack_entries(entries[first : first + ENTRIES_PER_RECORD])
+    encoded = encode_marker(marker, len(entries))
+    encoded["crc"] = batch_crc(entries.tobytes(), encoded.tobytes(), marker.sequence)
+    rest = {"term": term, "groups": groups, "refused": list(refused.items())}
+    yield [(contract.REDO, MARK)], encoded.tobytes() + json.dumps(rest).encode()
+
+
+class Decoder:
+    """Puts the records of one redo partition together, in their order."""
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+        self._parts: list[Array] = []
+
+    def take(self, message: Message) -> Claim | RedoBatch | None:
+        """What this record completes, if anything."""
+        kind, value = contract.first_header(contract.headers_of(message), contract.REDO), message.value() or b""
+        behind = int(message.offset() or 0) + 1
+        try:
+            if kind == CLAIM:
+                self._parts.clear()
+                return Claim(self.partition, behind, int(json.loads(value)["term"]))
+            if kind == ENTRIES:
+                self._parts.append(unpack_entries(value))
+                return None
+            if kind == MARK:
+                return self._batch(value, behind)
+        except (ValueError, KeyError, zlib.error) as error:
+            raise RedoBroken(self.partition, message.offset(), repr(error)) from error
+        raise RedoBroken(self.partition, message.offset(), f"no record of ours: {kind!r}")
+
+    def _batch(self, value: bytes, behind: int) -> RedoBatch:
+        entries = np.concatenate(self._parts) if self._parts else np.empty(0, REDO)
+        self._parts.clear()
+        raw, rest = bytearray(value[: MARKER.itemsize]), json.loads(value[MARKER.itemsize :])
+        encoded = np.frombuffer(bytes(raw), MARKER, 1)[0]
+        marker = decode_marker(encoded)
+        raw[8:12] = bytes(4)
+        if batch_crc(entries.tobytes(), bytes(raw), marker.sequence) != int(encoded["crc"]):
+            raise ValueError(f"the CRC of batch {marker.sequence} does not match")
+        groups = [(int(number), str(name)) for number, name in rest["groups"]]
+        refused = [(int(at), str(reason)) for at, reason in rest["refused"]]
+        return RedoBatch(self.partition, behind, entries, marker, int(rest["term"]), groups, refused)
+
+
+def redo_consumer(options: dict[str, Any]) -> Consumer:
+    """No group is ever joined and no offset committed: the id is asked for, not used."""
+    fixed = {"isolation.level": "read_committed", "enable.partition.eof": True, "enable.auto.commit": False}
+    return Consumer({**options, **fixed, "group.id": "escrow-redo", "auto.offset.reset": "error"})
+
+
+def take(consumer: Consumer, count: int, timeout_s: float) -> list[Message]:
+    """What is there, at most `count`; waits for the first only. (`consume` alone would wait for all of them.)"""
+    first = consumer.poll(timeout_s)
+    return [] if first is None else [first, *consumer.consume(count - 1, 0)] if count > 1 else [first]
+
+
+def read_some(consumer: Consumer, timeout_s: float) -> Iterator[tuple[int, Message | None]]:
+    """(partition, message) of what came; (partition, None) where the end was reached."""
+    for message in take(consumer, 1000, timeout_s):
+        error, partition = message.error(), message.partition()
+        if error is None:
+            yield int(partition or 0), message
+        elif error.code() == KafkaError._PARTITION_EOF:
+            yield int(partition or 0), None
+        elif not error.retriable() and error.code() not in TRANSIENT:
+            raise KafkaException(error)
+
+
+#: What a client says while brokers come and go; it goes on by itself.
+TRANSIENT: Final = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._RESOLVE, KafkaError._TIMED_OUT})
+
+
+class Follower:
+    """Reads redo partitions in order, from where it was told; keeps its place between calls."""
+
+    def __init__(self, options: dict[str, Any], topic: str) -> None:
+        self._consumer, self._topic = redo_consumer(options), topic
+        self._decoders: dict[int, Decoder] = {}
+
+    def add(self, partition: int, redo_offset: int) -> None:
+        """Follow this partition from that offset."""
+        self._decoders[partition] = Decoder(partition)
+        self._consumer.incremental_assign([TopicPartition(self._topic, partition, redo_offset)])
+
+    def restart(self, partition: int, redo_offset: int) -> None:
+        """Follow it from another offset."""
+        self._consumer.incremental_unassign([TopicPartition(self._topic, partition)])
+        self.add(partition, redo_offset)
+
+    def bounds(self, partition: int) -> tuple[int, int]:
+        """(begin, end) of a partition."""
+        return bounds_of(self._consumer, self._topic, partition)
+
+    def read(self, timeout_s: float = POLL_S) -> Iterator[Claim | RedoBatch | int]:
+        """What came, in order; a partition's number when its end was reached."""
+        for partition, message in read_some(self._consumer, timeout_s):
+            taken = partition if message is None else self._decoders[partition].take(message)
+            if taken is not None:
+                yield taken
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def last_of(options: dict[str, Any], topic: str, partition: int, timeout_s: float) -> tuple[int, int]:
+    """(sequence of the last marker, highest term) in a redo partition; 0 where there is none.
+
+    Only what is near the end is read: a marker carries the term of its writer, so the last marker and the claims behind it tell.
+    """
+    consumer = redo_consumer(options)
+    try:
+        begin, end = bounds_of(consumer, topic, partition, timeout_s)
+        distance = LOOK_BACK
+        while True:
+            start = max(begin, end - distance)
+            sequence, term = _scan(consumer, TopicPartition(topic, partition, start))
+            if sequence or start == begin:
+                return sequence, term
+            distance *= 8
+    finally:
+        consumer.close()
+
+
+def _scan(consumer: Consumer, place: TopicPartition) -> tuple[int, int]:
+    """(last sequence, highest term) from a place to the end."""
+    sequence = term = 0
+    consumer.assign([place])
+    while True:
+        for _, message in read_some(consumer, POLL_S):
+            if message is None:
+                return sequence, term
+            kind, value = contract.first_header(contract.headers_of(message), contract.REDO), message.value() or b""
+            if kind == CLAIM:
+                term = max(term, int(json.loads(value)["term"]))
+            elif kind == MARK:
+                sequence = decode_marker(np.frombuffer(value[: MARKER.itemsize], MARKER, 1)[0]).sequence
+                term = max(term, int(json.loads(value[MARKER.itemsize :])["term"]))

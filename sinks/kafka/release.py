@@ -1,0 +1,477 @@
+"""One batch of one shard in one Kafka transaction: what a task on an executor does (docs/kafka.md, "exactly once").
+
+Everything that is written follows from the batch's redo entries:
+
+    RELEASE     the half's message to its real topic, in the order of the entries, which is that of the ops
+    DISCARD     the half to the discard topic
+    CHECK       the half to the check topic, and one ASKED op for all of them
+    PROPOSE     a DISCARD op
+    all         the entries themselves and the marker to the redo partition
+
+Steps of `run`:
+    1  init_transactions: nobody else can write under this transactional id any more
+    2  look into the redo partition: was the batch written, does the shard belong to somebody else?
+    3  begin, bodies and effects, flush; where Kafka refused messages: abort, and again without them
+    4  redo records, commit
+A process that wrote the batch before this one begins at 3: if anybody came between, Kafka fences it. After any failure the
+producer is thrown away: the next attempt begins at 1, and 2 decides what became of a commit whose answer was lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from sinks.kafka import clients, contract, redo
+from store.consume_queue import REASON_SHIFT
+from store.records import OpKind, State, Via, check_count_of
+from store.redo_log import REDO, Marker, RedoKind, kinds_of, numbers_of
+
+DEADLINE_S: Final = 60.0
+ATTEMPTS_MAX: Final = 3
+#: Offsets that are read along rather than jumped over: a jump empties the client's read-ahead.
+GAP_MAX: Final = 256
+NOWHERE: Final = -1 - GAP_MAX
+METADATA_S: Final = 10.0
+#: How long what is known of a real topic's partitions is believed.
+TOPIC_KNOWN_S: Final = 5.0
+#: Errors that say "not this message"; all others say "not now".
+REFUSALS: Final = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.INVALID_RECORD,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
+_REASONS: Final = {int(State.DISCARDED_MAX): b"check_max", int(State.DISCARDED_EXPIRED): b"expired"}
+_DISCARD_OPS: Final = {int(State.DISCARDED_MAX): OpKind.DISCARD_MAX, int(State.DISCARDED_EXPIRED): OpKind.DISCARD_EXPIRED}
+_BODY_KINDS: Final = (RedoKind.RELEASE, RedoKind.DISCARD, RedoKind.CHECK)
+
+Array = np.ndarray[Any, Any]
+
+
+class Superseded(Exception):
+    """The shard belongs to a later term: another driver is master."""
+
+
+class Unwritten(Exception):
+    """The batch was not written, or it is not known whether it was; trying again is safe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a shard's batches go, and as whom."""
+
+    topics: contract.Topics
+    partition: int
+    transactional_id: str
+    client: dict[str, Any]
+    transaction_timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A batch to be written. `windows`: after how many bodies the next piece begins, so that memory stays bounded."""
+
+    target: Target
+    term: int
+    marker: Marker
+    packed_entries: bytes
+    groups: list[tuple[int, str]]
+    windows: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What became of it."""
+
+    partition: int
+    sequence: int
+    written: bool  # False: it had been written before
+    messages: int = 0
+    bytes: int = 0
+
+
+# --- who owns an id -------------------------------------------------------------------------------------------------------------
+@dataclass(slots=True)
+class _Owner:
+    """This process's hold on a transactional id."""
+
+    producer: Producer
+    consumer: Consumer
+    sequence: int  # of the last batch that it knows to be committed
+    position: int = NOWHERE  # of the consumer in the half partition
+    topics: dict[str, tuple[int, float]] = field(default_factory=dict)  # partitions, known until
+
+    def close(self) -> None:
+        self.consumer.close()
+
+
+_owners: dict[str, _Owner] = {}
+
+
+def run(task: Task) -> Done:
+    """Write a batch unless it is there; Superseded where the shard is another's."""
+    key = f"{task.target.transactional_id}/{task.term}"
+    for attempt in range(ATTEMPTS_MAX):
+        try:
+            owner = _owners.get(key)
+            if owner is None or owner.sequence != task.marker.sequence - 1:  # somebody else has written since
+                owner = _take(task, key)
+            if owner.sequence >= task.marker.sequence:
+                return Done(task.target.partition, task.marker.sequence, written=False)
+            done = _write(owner, task)
+            owner.sequence = task.marker.sequence
+            return done
+        except (KafkaException, SystemError) as error:  # the client raises SystemError where it was fenced while it sent
+            _forget(key)
+            if attempt + 1 == ATTEMPTS_MAX:
+                raise Unwritten(f"shard {task.target.partition}, batch {task.marker.sequence}: {error}") from error
+        except BaseException:
+            _forget(key)
+            raise
+    raise AssertionError("unreachable")
+
+
+SUPERSEDED: Final = "superseded: "
+
+
+def attempt(task: Task) -> Done | str:
+    """`run`, its failures as text: Spark would repeat a task that raises, and the driver should decide."""
+    try:
+        return run(task)
+    except Superseded as error:
+        return f"{SUPERSEDED}{error}"
+    except Unwritten as error:
+        return str(error)
+    except KafkaException as error:
+        return f"Kafka: {error.args[0].str()}"
+
+
+def _forget(key: str) -> None:
+    owner = _owners.pop(key, None)
+    if owner is not None:
+        owner.close()
+
+
+def _take(task: Task, key: str) -> _Owner:
+    """Steps 1 and 2."""
+    target = task.target
+    for other in [other for other in _owners if other.startswith(f"{target.transactional_id}/")]:
+        _forget(other)
+    producer = make_producer(target)
+    producer.init_transactions(DEADLINE_S)  # 1
+    sequence, term = redo.last_of(target.client, target.topics.redo, target.partition, DEADLINE_S)  # 2
+    if term > task.term:
+        raise Superseded(f"shard {target.partition} belongs to term {term}, this is term {task.term}")
+    options = {
+        "group.id": "escrow-release",
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "error",
+    }
+    queue = {"queued.max.messages.kbytes": 32 << 10, "fetch.message.max.bytes": 4 << 20, "fetch.wait.max.ms": 20}
+    owner = _owners[key] = _Owner(producer, Consumer({**target.client, **options, **queue}), sequence)
+    return owner
+
+
+def make_producer(target: Target) -> Producer:
+    """A transactional producer for the shard. Keys choose partitions as Java's clients do; the broker says what is too large."""
+    options = {
+        "transactional.id": target.transactional_id,
+        "transaction.timeout.ms": target.transaction_timeout_ms,
+        "partitioner": "murmur2_random",
+        "message.max.bytes": 1_000_000_000,
+        "queue.buffering.max.messages": 1_000_000,
+        "queue.buffering.max.kbytes": 1 << 18,
+        "linger.ms": 5,
+        "batch.size": 1 << 20,
+        "delivery.report.only.error": True,
+    }
+    return Producer({**target.client, **options})
+
+
+def claim(target: Target, owner: str, at_ms: int) -> tuple[int, int]:
+    """Take a shard over: (its new term, sequence of its last batch)."""
+    producer = make_producer(target)
+    producer.init_transactions(DEADLINE_S)
+    sequence, term = redo.last_of(target.client, target.topics.redo, target.partition, DEADLINE_S)
+    headers, value = redo.claim_record(term + 1, owner, at_ms)
+    producer.begin_transaction()
+    producer.produce(target.topics.redo, value, partition=target.partition, headers=list(headers))
+    producer.commit_transaction(DEADLINE_S)
+    return term + 1, sequence
+
+
+# --- one transaction ------------------------------------------------------------------------------------------------------------
+def _write(owner: _Owner, task: Task) -> Done:
+    """Steps 3 and 4."""
+    entries = redo.unpack_entries(task.packed_entries) if task.packed_entries else np.empty(0, REDO)
+    refused: dict[int, str] = {}
+    singly: set[int] = set()
+    knows = _Known()
+    while True:
+        attempt = _Attempt(owner, task, refused, singly, knows)
+        owner.producer.begin_transaction()
+        with contextlib.suppress(_Refused):
+            attempt.effects(entries)  # 3
+            attempt.flush()
+        if not attempt.failed:
+            break
+        attempt.judge()
+        owner.producer.abort_transaction(DEADLINE_S)
+    attempt.redo(entries)  # 4
+    owner.producer.commit_transaction(DEADLINE_S)
+    return Done(task.target.partition, task.marker.sequence, written=True, messages=attempt.messages, bytes=attempt.bytes)
+
+
+class _Known:
+    """What refusals have taught within one batch: others like them need not be tried, one transaction each."""
+
+    def __init__(self) -> None:
+        self._barred: dict[str, str] = {}  # topic: why nothing goes there
+        self._too_large: dict[str, int] = {}  # topic: the smallest body that was too large
+
+    def refuse(self, error: KafkaError, topic: str, size_bytes: int) -> None:
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            self._too_large[topic] = min(size_bytes, self._too_large.get(topic, size_bytes))
+        elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            self._barred[topic] = error.str()
+
+    def problem(self, topic: str, size_bytes: int) -> str:
+        if size_bytes >= self._too_large.get(topic, size_bytes + 1):
+            return f"too large for topic {topic}, as another of {self._too_large[topic]} bytes was"
+        return self._barred.get(topic, "")
+
+
+class _Refused(Exception):
+    """Kafka refused a message: this transaction can only be aborted."""
+
+
+class _Attempt:
+    """One try at the transaction.
+
+    When Kafka refuses a batch of messages, all in it fail, the innocent too. So those that failed are sent one by one in the next
+    try (`singly`), and only who fails then is `refused` for good. Everything but a refusal is a failure of the whole attempt.
+    """
+
+    def __init__(self, owner: _Owner, task: Task, refused: dict[int, str], singly: set[int], knows: _Known) -> None:
+        self.owner, self.task, self.refused, self.singly, self.knows = owner, task, refused, singly, knows
+        self.target, self.topics = task.target, task.target.topics
+        self.failed: dict[int, tuple[KafkaError, str, int]] = {}
+        self.failure: KafkaError | None = None
+        self.purged: KafkaError | None = None
+        self.judged = False
+        self.messages = self.bytes = 0
+
+    def effects(self, entries: Array) -> None:
+        kinds, numbers = kinds_of(entries), numbers_of(entries)
+        bodies = np.flatnonzero(np.isin(kinds, np.array([int(kind) for kind in _BODY_KINDS], np.uint8)))
+        bounds = [*self.task.windows, len(bodies)] if len(bodies) else []
+        first = 0
+        for stop in bounds:
+            self._window(entries[bodies[first:stop]], kinds[bodies[first:stop]], numbers[bodies[first:stop]])
+            first = stop
+        self._asked(numbers[kinds == RedoKind.CHECK])
+        proposed = np.flatnonzero(kinds == RedoKind.PROPOSE)
+        states = entries["position"][proposed] >> REASON_SHIFT
+        for half_offset, state in zip(numbers[proposed].tolist(), states.tolist(), strict=True):
+            self._op(_DISCARD_OPS[state], half_offset)
+
+    def _window(self, entries: Array, kinds: Array, numbers: Array) -> None:
+        wanted = np.unique(numbers)
+        halves = {offset: message for message in self._halves(wanted) if (offset := message.offset()) is not None}
+        columns = zip(kinds.tolist(), numbers.tolist(), entries["word"].tolist(), entries["position"].tolist(), strict=True)
+        for kind, half_offset, word, position in columns:
+            if half_offset in self.refused:
+                continue
+            half = halves.get(half_offset)
+            if half is None:
+                self.refused[half_offset] = "the half is no longer in its partition: was it kept long enough?"
+            elif kind == RedoKind.RELEASE:
+                self._release(half_offset, half)
+            elif kind == RedoKind.DISCARD:
+                self._discard(half_offset, half, _REASONS[position >> REASON_SHIFT])
+            else:
+                self._check(half_offset, half, check_count_of(word))
+
+    def _halves(self, wanted: Array) -> Iterator[Message]:
+        for run in np.split(wanted, np.flatnonzero(np.diff(wanted) > GAP_MAX) + 1):
+            yield from read_range(self.owner, self.topics.half, self.target.partition, set(run.tolist()))
+
+    # --- effects ---
+    def _release(self, half_offset: int, half: Message) -> None:
+        topic, partition, born_ms = "", -1, int(half.timestamp()[1])
+        kept: list[tuple[str, bytes | None]] = []
+        for name, value in contract.headers_of(half):
+            if not name.startswith(contract.OURS):
+                kept.append((name, value))
+            elif name == contract.TOPIC:
+                topic = topic or _text(value)
+            elif name == contract.PARTITION:
+                partition = _number(value, -1)
+            elif name == contract.BORN_TIME:
+                born_ms = _number(value, born_ms)
+        problem = self.knows.problem(topic, len(half.value() or b"")) or self._problem(topic, partition)
+        if problem:
+            self.refused[half_offset] = problem
+            return
+        kept.append((contract.TRANSACTION_ID, contract.place_of(self.target.partition, half_offset).encode()))
+        self._send(half_offset, topic, half.value(), partition, key=half.key(), headers=kept, timestamp=born_ms)
+
+    def _discard(self, half_offset: int, half: Message, reason: bytes) -> None:
+        place = contract.place_of(self.target.partition, half_offset).encode()
+        more = [(contract.TRANSACTION_ID, place), (contract.HALF_OFFSET, str(half_offset).encode()), (contract.REASON, reason)]
+        options = {"key": half.key(), "headers": [*contract.headers_of(half), *more], "timestamp": half.timestamp()[1]}
+        self._send(half_offset, self.topics.discard, half.value(), self.target.partition, **options)
+
+    def _check(self, half_offset: int, half: Message, check_count: int) -> None:
+        headers = contract.headers_of(half)
+        group, key = contract.first_header(headers, contract.GROUP), half.key()
+        mine: list[tuple[str, bytes | None]] = [
+            *((contract.KEY, value) for value in (key,) if value is not None),
+            (contract.TRANSACTION_ID, contract.place_of(self.target.partition, half_offset).encode()),
+            (contract.HALF_PARTITION, str(self.target.partition).encode()),
+            (contract.HALF_OFFSET, str(half_offset).encode()),
+            (contract.CHECK_COUNT, str(check_count).encode()),
+        ]
+        self._send(half_offset, self.topics.check, half.value(), -1, key=group, headers=[*headers, *mine])
+
+    def _asked(self, half_offsets: Array) -> None:
+        handed_over = np.array([at for at in half_offsets.tolist() if at not in self.refused], "<i8")
+        if len(handed_over):
+            headers = contract.op_headers(OpKind.ASKED, None, None, via=Via.CHECKER)
+            self._produce(self.topics.op, handed_over.tobytes(), partition=self.target.partition, headers=list(headers))
+
+    def _op(self, kind: OpKind, half_offset: int) -> None:
+        headers = contract.op_headers(kind, half_offset, None, via=Via.CHECKER)
+        self._produce(self.topics.op, b"", partition=self.target.partition, headers=list(headers))
+
+    def redo(self, entries: Array) -> None:
+        refused = {at: reason for at, reason in self.refused.items() if at in self._kept_numbers(entries)}
+        for headers, value in redo.batch_records(entries, self.task.marker, self.task.term, self.task.groups, refused):
+            self._produce(self.topics.redo, value, partition=self.target.partition, headers=list(headers))
+
+    def _kept_numbers(self, entries: Array) -> set[int]:
+        """Halves whose refusal must be remembered: a check that cannot be sent is simply not counted."""
+        kinds = kinds_of(entries)
+        return set(numbers_of(entries)[(kinds == RedoKind.RELEASE) | (kinds == RedoKind.DISCARD)].tolist())
+
+    # --- sending ---
+    def _send(self, half_offset: int, topic: str, value: bytes | None, partition: int, **options: Any) -> None:
+        if partition >= 0:
+            options["partition"] = partition
+        try:
+            self._produce(topic, value, on_delivery=partial(self._failed, half_offset), **options)
+        except KafkaException as error:
+            if error.args[0].code() not in REFUSALS:
+                raise
+            self.refused[half_offset] = error.args[0].str()
+            return
+        self.messages += 1
+        self.bytes += len(value or b"")
+        if half_offset in self.singly:
+            self.flush()
+
+    def _produce(self, topic: str, value: bytes | None, **options: Any) -> None:
+        producer = self.owner.producer
+        while True:
+            try:
+                producer.produce(topic, value, **options)
+                return
+            except BufferError:
+                producer.poll(0.1)
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError._STATE and not self.failure:
+                    producer.poll(1.0)  # the report that says why may be a moment behind
+                if self.failure is not None:
+                    raise KafkaException(self.failure) from error
+                if self.failed:
+                    raise _Refused from error
+                raise
+
+    def flush(self) -> None:
+        """Until everything is with Kafka, or something failed. After a refusal Kafka's client sends nothing more."""
+        give_up_s = time.monotonic() + DEADLINE_S
+        while not self.failed and self.owner.producer.flush(0.5):
+            if time.monotonic() > give_up_s:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"Kafka does not answer within {DEADLINE_S:.0f} s"))
+        if self.failure is not None or (self.purged is not None and not self.failed):
+            raise KafkaException(self.failure or self.purged)
+
+    def _failed(self, half_offset: int, error: KafkaError | None, message: Message) -> None:
+        if error is None or self.judged:
+            return
+        if error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
+            self.purged = error  # after a refusal the client empties its queue: who waited in it is innocent
+            return
+        self.failed[half_offset] = (error, message.topic() or "", len(message.value() or b""))
+        if error.code() not in REFUSALS:
+            self.failure = error
+
+    def judge(self) -> None:
+        """Who failed alone is refused; who failed in company is tried alone."""
+        self.judged = True
+        for half_offset, (error, topic, size_bytes) in self.failed.items():
+            if half_offset in self.singly:
+                self.refused[half_offset] = error.str()
+                self.knows.refuse(error, topic, size_bytes)
+        self.singly.update(self.failed)
+
+    def _problem(self, topic: str, partition: int) -> str:
+        """Why a message cannot go to this topic; "" if it can. Asked before it is sent: a producer would wait for the topic."""
+        known = self.owner.topics.get(topic)
+        if known is None or known[1] < time.monotonic():
+            found = self.owner.producer.list_topics(topic, METADATA_S).topics[topic]
+            if found.error is not None and found.error.code() not in REFUSALS:
+                raise KafkaException(found.error)
+            if found.error is not None:
+                return f"topic {topic}: {found.error.str()}"
+            known = self.owner.topics[topic] = (len(found.partitions), time.monotonic() + TOPIC_KNOWN_S)
+        return f"topic {topic} has {known[0]} partitions, none is number {partition}" if partition >= known[0] else ""
+
+
+def read_range(owner: _Owner, topic: str, partition: int, wanted: set[int]) -> Iterable[Message]:
+    """The messages at these offsets of a partition, in order; those that are not there any more are left out."""
+    first, stop = min(wanted), max(wanted) + 1
+    if not first - GAP_MAX <= owner.position <= first:
+        owner.consumer.assign([TopicPartition(topic, partition, first)])
+    owner.position = first
+    give_up_s = time.monotonic() + DEADLINE_S
+    found: list[Message] = []
+    while len(found) < len(wanted) and owner.position < stop:
+        for message in redo.take(owner.consumer, min(10_000, stop - owner.position), 1.0):
+            error, offset = message.error(), message.offset()
+            if error is None and offset is not None:
+                owner.position = offset + 1
+                if offset in wanted:
+                    found.append(message)
+            elif error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET:  # retention took the beginning
+                owner.position = clients.bounds_of(owner.consumer, topic, partition)[0]
+                owner.consumer.assign([TopicPartition(topic, partition, owner.position)])
+        if time.monotonic() > give_up_s:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no half {owner.position} within {DEADLINE_S:.0f} s"))
+    return found
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode("utf-8", "replace")
+
+
+def _number(value: bytes | None, otherwise: int) -> int:
+    text = _text(value)
+    return int(text) if text.isascii() and text.isdigit() else otherwise

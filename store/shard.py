@@ -1,0 +1,203 @@
+"""A shard in Kafka mode: the rows of one half partition, derived from its redo partition. Row number = Kafka offset of the half.
+
+    shard.lock          held by its writer
+    shard.checkpoint    JSON and its CRC, replaced as a whole: how far the files can be relied on
+    statetable/0/       see state_table.py; rows of offsets that hold no half stay NONE
+
+shard.checkpoint:
+    marker          of the last batch before redo_offset
+    redo_offset     batches before it in the redo partition are in the files, durably
+    term            the highest that was seen
+    groups          names of producer groups, by number
+    undeliverable   [half_offset, reason, since_ms, attempts] of ended halves whose message Kafka refused
+    touches         [file number, ms]: the last change of each state file
+
+Nothing here is truth. Batches are applied in the order of the redo partition; values are absolute, so those behind the
+checkpoint are applied again after an unclean exit. Where files and redo partition do not fit together: `wipe`, and apply from its
+beginning.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from store import disk, redo_log
+from store.directory import Geometry, Lock
+from store.errors import BatchBeyondCursor, Corrupt
+from store.job import Batch, apply_rows
+from store.redo_log import Marker, RedoKind, kinds_of, numbers_of
+from store.retention import Ledger
+from store.state_table import StateTable
+
+CHECKPOINT: Final = "shard.checkpoint"
+CHECKPOINT_ENTRIES: Final = 2_000_000
+#: A number that no group has.
+NO_GROUP: Final = 0x7FFF_FFFF
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(slots=True)
+class Undeliverable:
+    """An ended half whose message Kafka does not take."""
+
+    reason: str
+    since_ms: int
+    attempts: int = 1
+
+
+class ShardStore:
+    """One process opens it at a time, and one thread uses it."""
+
+    table: StateTable
+    marker: Marker
+
+    def __init__(self, root: Path, rows_per_file: int, *, checkpoint_entries: int = CHECKPOINT_ENTRIES) -> None:
+        disk.make_directory(root)
+        self.root, self._rows_per_file, self._checkpoint_entries = root, rows_per_file, checkpoint_entries
+        self._lock = Lock(root / "shard.lock", "the settling job of this shard")
+        try:
+            self._open(disk.read_json(root / CHECKPOINT))
+        except Corrupt:
+            self._open(None)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _open(self, state: dict[str, Any] | None) -> None:
+        if state is None:  # rows without a checkpoint are worth nothing
+            shutil.rmtree(self.root / "statetable", ignore_errors=True)
+        state = state or {}
+        self.marker = redo_log.marker_from_dict(state["marker"]) if state else Marker()
+        self.redo_offset = int(state.get("redo_offset", 0))
+        self.term = int(state.get("term", 0))
+        self.groups: list[str] = list(state.get("groups", []))
+        self._numbers = {name: number for number, name in enumerate(self.groups)}
+        self.undeliverable = {int(at): Undeliverable(*rest) for at, *rest in state.get("undeliverable", [])}
+        self.ledger = Ledger(Geometry(state_rows_per_file=self._rows_per_file))
+        self.ledger.state_touch = {int(file): int(at) for file, at in state.get("touches", [])}
+        self.table = StateTable(self.root / "statetable" / "0", self._rows_per_file, writable=True)
+        self.table.count_pending()
+        self._unflushed = 0
+
+    def wipe(self) -> None:
+        """Forget everything; what comes next is the beginning of the redo partition."""
+        self.table.close()
+        (self.root / CHECKPOINT).unlink(missing_ok=True)
+        self._open(None)
+
+    @property
+    def sound(self) -> bool:
+        """Whether the rows are those that the last marker speaks of. Tells nothing before the redo partition is read to its end."""
+        return self.table.pending == self.marker.pending
+
+    # --- groups ---------------------------------------------------------------------------------------------------------------
+    def group_no(self, name: str) -> int:
+        """The number of a group; a new one is told to others by the marker of the next batch (`new_groups`)."""
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self._numbers)
+        return number
+
+    def known_group(self, name: str) -> int:
+        """The number of a group; NO_GROUP where no half of it was ever here: an op cannot make one known."""
+        return self._numbers.get(name, NO_GROUP)
+
+    def new_groups(self) -> list[tuple[int, str]]:
+        """Groups that no marker has told yet."""
+        return [(number, name) for name, number in self._numbers.items() if number >= len(self.groups)]
+
+    def _learn(self, groups: Iterable[tuple[int, str]]) -> None:
+        for number, name in groups:
+            if number == len(self.groups):
+                self.groups.append(name)
+                self._numbers[name] = number
+
+    # --- batches --------------------------------------------------------------------------------------------------------------
+    def batch(self, *, half_cursor: int, op_cursor: int, now_ms: int) -> Batch:
+        """Begin a batch that will move the cursors to these values."""
+        if half_cursor < self.marker.half_cursor or op_cursor < self.marker.op_cursor:
+            raise BatchBeyondCursor(
+                f"cursors go forward only: {half_cursor}, {op_cursor} after {self.marker.half_cursor}, {self.marker.op_cursor}"
+            )
+        return Batch(self.marker, half_cursor=half_cursor, op_cursor=op_cursor, now_ms=now_ms)
+
+    def apply(
+        self,
+        entries: Array,
+        marker: Marker,
+        groups: Iterable[tuple[int, str]],
+        refused: Iterable[tuple[int, str]],
+        redo_offset: int,
+    ) -> None:
+        """A batch as it was read from the redo partition; `redo_offset` is behind its marker."""
+        if marker.sequence <= self.marker.sequence:
+            self.redo_offset = max(self.redo_offset, redo_offset)
+            return
+        # The first batch of an empty shard may have any sequence: retention takes the beginning of the redo partition.
+        if self.marker.sequence and marker.sequence != self.marker.sequence + 1:
+            raise Corrupt(self.root, redo_offset, f"batch {marker.sequence} of the redo partition follows {self.marker.sequence}")
+        with disk.failpoint("apply.rows"):
+            self._learn(groups)
+            apply_rows(self.table, self.ledger, entries)
+            kinds, numbers = kinds_of(entries), numbers_of(entries)
+            self.ledger.touch_rows(numbers[kinds != RedoKind.QUARANTINE_OP], marker.now_ms)
+            self._note_refused(kinds, numbers, dict(refused), marker.now_ms)
+        self.marker, self.redo_offset = marker, redo_offset
+        self._unflushed += len(entries) + 1
+        if self._unflushed >= self._checkpoint_entries:
+            self.checkpoint()
+
+    def _note_refused(self, kinds: Array, numbers: Array, refused: dict[int, str], now_ms: int) -> None:
+        if self.undeliverable:
+            done = (kinds == RedoKind.RELEASE) | (kinds == RedoKind.DISCARD) | (kinds == RedoKind.IMAGE)
+            for number in numbers[done].tolist():
+                if number not in refused:
+                    self.undeliverable.pop(number, None)
+        for number, reason in refused.items():
+            known = self.undeliverable.get(number)
+            since_ms, attempts = (known.since_ms, known.attempts + 1) if known else (now_ms, 1)
+            self.undeliverable[number] = Undeliverable(reason, since_ms, attempts)
+
+    # --- checkpoint, retention, close -------------------------------------------------------------------------------------------
+    def checkpoint(self) -> None:
+        self.table.flush()
+        state = {
+            "marker": redo_log.marker_to_dict(self.marker),
+            "redo_offset": self.redo_offset,
+            "term": self.term,
+            "groups": self.groups,
+            "undeliverable": [(at, each.reason, each.since_ms, each.attempts) for at, each in self.undeliverable.items()],
+            "touches": sorted(self.ledger.state_touch.items()),
+        }
+        disk.write_json(self.root / CHECKPOINT, state, CHECKPOINT)
+        self._unflushed = 0
+
+    def retain(self, now_ms: int, retention_ms: int) -> int:
+        """Remove state files from the front that are full, hold nothing pending or undeliverable, and were not touched for long."""
+        kept = min(self.undeliverable, default=1 << 62) // self._rows_per_file
+        keep = self.table.begin
+        for file_no in self.table.file_numbers():
+            touched_ms = self.ledger.state_touch.get(file_no, now_ms)
+            whole = (file_no + 1) * self._rows_per_file <= self.marker.half_cursor
+            if not whole or self.table.pending_by_file.get(file_no) or file_no >= kept or now_ms - touched_ms <= retention_ms:
+                break
+            keep = (file_no + 1) * self._rows_per_file
+        removed = self.table.remove_before(keep)
+        if removed:
+            self.checkpoint()
+        return removed
+
+    def close(self, *, clean: bool = True) -> None:
+        try:
+            if clean:
+                self.checkpoint()
+        finally:
+            self.table.close()
+            self._lock.release()

@@ -1,0 +1,248 @@
+"""Kafka's records as columns of metadata: made on the executors, where the bodies stay, and put together on the driver.
+
+`read_stream` is Spark's own Kafka source over half and op topic. `pack` runs on the executors; each of its rows holds the halves or
+the ops of one partition in one piece of the source's output:
+
+    kind        HALVES or OPS
+    partition   of the shard
+    names       JSON list: producer groups that the records use; their group_no is a place in it (-1 = none stated)
+    payload     records.HALF or records.OP, their bytes transposed (all first bytes, all second bytes, …), then zlib
+
+A record that is not what docs/kafka.md asks for is `corrupt`: it keeps its offset and counts for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from sinks.kafka import contract
+from store.records import HALF, OP, OpKind, Via, parse_immunity_s
+
+SCHEMA: Final = "kind tinyint, partition int, names binary, payload binary"
+ARROW: Final = pa.schema([("kind", pa.int8()), ("partition", pa.int32()), ("names", pa.binary()), ("payload", pa.binary())])
+_DIGITS_MAX: Final = 18
+
+Array = np.ndarray[Any, Any]
+Ints = npt.NDArray[np.int64]
+#: topic → partition → offset
+Offsets = Mapping[str, Mapping[int, int]]
+
+
+class Kind(IntEnum):
+    HALVES = 1
+    OPS = 2
+
+
+def read_stream(
+    spark: SparkSession, java: Mapping[str, str], topics: contract.Topics, start: Offsets, records_max: int
+) -> DataFrame:
+    """Half and op topic from these offsets on, as packed rows."""
+    options = {f"kafka.{name}": value for name, value in java.items()}
+    starting = {topic: {str(partition): at for partition, at in offsets.items()} for topic, offsets in start.items()}
+    source = spark.readStream.format("kafka").options(
+        **options,
+        **{"kafka.isolation.level": "read_committed"},
+        subscribe=f"{topics.half},{topics.op}",
+        startingOffsets=json.dumps(starting),
+        includeHeaders="true",
+        failOnDataLoss="true",
+        maxOffsetsPerTrigger=str(2 * records_max),
+    )
+    is_op = F.col("topic") == topics.op
+    rows = source.load().select(
+        is_op.alias("is_op"),
+        "partition",
+        "offset",
+        F.unix_millis("timestamp").alias("stored_at_ms"),
+        (F.coalesce(F.length("value"), F.lit(0)) + F.coalesce(F.length("key"), F.lit(0))).alias("size_bytes"),
+        "headers",
+        F.when(is_op, F.col("value")).alias("value"),
+    )
+    # One task a core: a small batch should not pay for a task a partition.
+    return rows.coalesce(spark.sparkContext.defaultParallelism).mapInArrow(pack, SCHEMA)
+
+
+# --- on the executors -----------------------------------------------------------------------------------------------------------
+def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Spark's rows as packed rows."""
+    for batch in batches:
+        if batch.num_rows:
+            yield from _pack_batch(batch)
+
+
+def _pack_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    is_op = batch.column("is_op").to_numpy(zero_copy_only=False)
+    partitions = batch.column("partition").to_numpy(zero_copy_only=False)
+    for kind, chosen in ((Kind.HALVES, ~is_op), (Kind.OPS, is_op)):
+        for partition in np.unique(partitions[chosen]).tolist():
+            rows = batch.take(pa.array(np.flatnonzero(chosen & (partitions == partition))))
+            names, records = _halves(rows) if kind is Kind.HALVES else _ops(rows)
+            row = [[int(kind)], [partition], [json.dumps(names).encode()], [_packed(records)]]
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(column, field.type) for column, field in zip(row, ARROW, strict=True)], schema=ARROW
+            )
+
+
+def _packed(records: Array) -> bytes:
+    return zlib.compress(np.ascontiguousarray(records).view(np.uint8).reshape(len(records), -1).T.tobytes(), 1)
+
+
+class _Headers:
+    """Headers of many records: the first of each name, as a column."""
+
+    def __init__(self, column: pa.ListArray) -> None:
+        self._count = len(column)
+        flat = column.flatten()
+        self._parents = pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
+        self._names, self._values = flat.field("key"), flat.field("value")
+
+    def column(self, name: str) -> pa.Array:
+        """Binary, null where a record has no such header."""
+        hits = np.flatnonzero(pc.equal(self._names, name).to_numpy(zero_copy_only=False))
+        at = np.full(self._count, -1, np.int64)
+        at[self._parents[hits][::-1]] = hits[::-1]  # the last write stays: the first header
+        return self._values.take(pa.array(at, mask=at < 0))
+
+    def mapped(self, name: str, to: Callable[[bytes | None], Any], dtype: Any) -> Array:
+        """What each value means; asked once for each distinct one."""
+        coded = self.column(name).dictionary_encode()
+        meanings = [to(value) for value in coded.dictionary.to_pylist()] + [to(None)]
+        indices = pc.fill_null(coded.indices, len(meanings) - 1).to_numpy(zero_copy_only=False)
+        found: Array = np.array(meanings, dtype)[indices]
+        return found
+
+    def numbers(self, name: str) -> Ints:
+        """Whole numbers, -1 where there is none."""
+        return np.array([_number(value) for value in self.column(name).to_pylist()], np.int64)
+
+    def groups(self) -> tuple[list[str], Ints]:
+        """(names, place in them for each record): -1 where none is stated, -2 where it cannot be read."""
+        coded = self.column(contract.GROUP).dictionary_encode()
+        names: list[str] = []
+        places = []
+        for value in coded.dictionary.to_pylist():
+            name = _text(value)
+            places.append(len(names) if name else -2)
+            names += [name] if name else []
+        indices = pc.fill_null(coded.indices, len(places)).to_numpy(zero_copy_only=False)
+        return names, np.array([*places, -1], np.int64)[indices]
+
+
+def _number(value: bytes | None) -> int:
+    return int(value) if value is not None and value.isdigit() and len(value) <= _DIGITS_MAX else -1
+
+
+def _text(value: bytes | None) -> str:
+    try:
+        return (value or b"").decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+def _halves(rows: pa.RecordBatch) -> tuple[list[str], Array]:
+    headers = _Headers(rows.column("headers"))
+    names, groups = headers.groups()
+    halves = np.zeros(rows.num_rows, HALF)
+    halves["half_offset"] = halves["commit_log_offset"] = rows.column("offset").to_numpy()
+    halves["size_bytes"] = rows.column("size_bytes").to_numpy()
+    halves["stored_at_s"] = rows.column("stored_at_ms").to_numpy() // 1000
+    halves["group_no"] = groups
+    halves["immunity_s"] = headers.mapped(contract.IMMUNITY, _immunity, np.uint32)
+    has_topic = headers.mapped(contract.TOPIC, lambda value: bool(_text(value)), np.bool_)
+    halves["corrupt"] = (groups < 0) | ~has_topic
+    halves["group_no"][halves["corrupt"] != 0] = -1
+    return names, halves
+
+
+def _immunity(value: bytes | None) -> int:
+    return parse_immunity_s(None if value is None else value.decode("utf-8", "replace"))
+
+
+def _ops(rows: pa.RecordBatch) -> tuple[list[str], Array]:
+    headers = _Headers(rows.column("headers"))
+    names, groups = headers.groups()
+    ops = np.zeros(rows.num_rows, OP)
+    ops["op_offset"], ops["position"] = rows.column("offset").to_numpy(), -1
+    ops["stored_at_ms"], ops["size_bytes"] = rows.column("stored_at_ms").to_numpy(), rows.column("size_bytes").to_numpy()
+    ops["kind"] = headers.mapped(contract.OP, _op_kind, np.uint8)
+    ops["via"] = headers.mapped(contract.VIA, _via, np.uint8)
+    ops["half_offset"], ops["group_no"] = headers.numbers(contract.HALF_OFFSET), groups
+    asked = ops["kind"] == int(OpKind.ASKED)
+    ops["corrupt"] = (ops["kind"] == 0) | (groups == -2) | (~asked & (ops["half_offset"] < 0))
+    return names, _spread_asked(ops, asked, rows.column("value"))
+
+
+def _op_kind(value: bytes | None) -> int:
+    kind = contract.OP_KINDS.get(_text(value))
+    return 0 if kind is None else int(kind)
+
+
+def _via(value: bytes | None) -> int:
+    return int(contract.VIAS.get(_text(value), Via.PRODUCER))
+
+
+def _spread_asked(ops: Array, asked: Any, values: pa.Array) -> Array:
+    """An ASKED record of n halves becomes n ops."""
+    parts, done = [], 0
+    for at in np.flatnonzero(asked).tolist():
+        value = values[at].as_py() or b""
+        parts.append(ops[done:at])
+        many = np.repeat(ops[at : at + 1], max(1, len(value) // 8))
+        if not value or len(value) % 8:
+            many["corrupt"] = 1
+        else:
+            many["half_offset"] = np.frombuffer(value, "<i8")
+        parts.append(many)
+        done = at + 1
+    return np.concatenate([*parts, ops[done:]])
+
+
+# --- on the driver ----------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Records of one shard; group_no is a place in `names`."""
+
+    names: list[str]
+    records: Array
+
+
+def collect(rows: DataFrame) -> tuple[dict[int, list[Piece]], dict[int, list[Piece]]]:
+    """(halves, ops) by partition."""
+    table = rows.toArrow()
+    found: dict[int, dict[int, list[Piece]]] = {Kind.HALVES: defaultdict(list), Kind.OPS: defaultdict(list)}
+    for row in table.to_pylist():
+        dtype = HALF if row["kind"] == Kind.HALVES else OP
+        found[row["kind"]][row["partition"]].append(Piece(json.loads(row["names"]), _unpacked(row["payload"], dtype)))
+    return found[Kind.HALVES], found[Kind.OPS]
+
+
+def _unpacked(payload: bytes, dtype: np.dtype[Any]) -> Array:
+    raw = np.frombuffer(zlib.decompress(payload), np.uint8)
+    return np.ascontiguousarray(raw.reshape(dtype.itemsize, -1).T).reshape(-1).view(dtype)
+
+
+def joined(pieces: Iterable[Piece], number_of: Callable[[str], int], dtype: np.dtype[Any], place: str) -> Array:
+    """Records in the order of their offsets, with the shard's own group numbers."""
+    parts = []
+    for piece in pieces:
+        numbers = np.array([*(number_of(name) for name in piece.names), -1], np.int64)
+        records = piece.records.copy()
+        records["group_no"] = numbers[np.maximum(records["group_no"], -1)]
+        parts.append(records)
+    if not parts:
+        return np.empty(0, dtype)
+    records = np.concatenate(parts)
+    return records[np.argsort(records[place], kind="stable")]

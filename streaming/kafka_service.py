@@ -1,0 +1,423 @@
+"""The job in Kafka mode: shards, lease, Spark's Kafka source, rounds and metrics, from start to stop. `job.py` is the process.
+
+    open      topics are there · shards are opened and follow the redo topic (a standby stays here, warm)
+    take over the lease is held · every shard is claimed: no earlier driver can write · the rows fit
+    run       micro-batches and rounds, until the lease is lost, somebody else claims a shard, or `stop`
+
+One micro-batch:
+    1  collect     columns of metadata from the executors; where Spark's range ends, from its offset log
+    2  cut         no op overtakes its half: ops that were read before their halves wait for the next batch
+    3  settle      for each shard, side by side: match → task on an executor → read back → apply (settle.py, kafka_shard.py)
+Rounds and attempts at undeliverable messages are batches of their own, from the ticker's thread, under the shard's lock.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from confluent_kafka import KafkaException
+from prometheus_client import CollectorRegistry
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from checker.policy import Policy
+from escrow.metrics import JobMetrics
+from escrow.settings import Settings
+from sinks.kafka import clients, contract, redo, release
+from store.errors import CursorBeyondLog
+from store.records import HALF, OP, OpKind
+from store.shard import ShardStore
+from store.state_table import StateTable
+from streaming.clock import Clock, ClockGuard, SystemClock
+from streaming.errors import JobError, JobStopped
+from streaming.gauges import count_decisions, count_settled, watch_shards
+from streaming.kafka_lease import Lease
+from streaming.kafka_presence import GroupsAlive
+from streaming.kafka_records import Piece, collect, joined, read_stream
+from streaming.kafka_shard import Shard
+from streaming.listener import ProgressListener
+from streaming.rounds import Rounds
+from streaming.session import one_line
+from streaming.settle import Feed, Settler
+
+LOG: Final = logging.getLogger("escrow.kafka")
+TICK_S: Final = 0.25
+FOLLOW_S: Final = 0.2
+STOP_S: Final = 3.0
+WATERMARK_S: Final = 30.0
+PARTITIONS_EVERY_S: Final = 2.0
+RETRY_MESSAGES_MAX: Final = 1_000
+#: What one Kafka transaction releases, about.
+RELEASE_BYTES_MAX: Final = 128 << 20
+#: An idle shard says where it stands this often (of fileReservedTime): its last marker must not age out of the redo topic.
+MARKER_SHARE: Final = 0.25
+
+Array = np.ndarray[Any, Any]
+Bools = npt.NDArray[np.bool_]
+
+
+class _Part:
+    """A shard with what settles it and its rounds."""
+
+    def __init__(self, shard: Shard, policy: Policy) -> None:
+        self.shard = shard
+        self.settler = Settler(shard, policy)
+        self.rounds: Rounds | None = None
+        self.retry_at_ms = 0
+
+
+class KafkaJobService:
+    """One driver. `take_over` waits for the lease, `start` the query; then `failure`, then `stop`."""
+
+    def __init__(self, settings: Settings, clock: Clock | None = None, registry: CollectorRegistry | None = None) -> None:
+        self.settings, self.clock = settings, clock or SystemClock()
+        self.connection = clients.Connection(**settings.kafka_values())
+        self.topics = contract.Topics(**settings.kafka_topics())
+        self.metrics = JobMetrics(registry or CollectorRegistry())
+        self.policy = Policy.from_ms(**settings.policy_values())
+        self.guard = ClockGuard(self.clock, self._made(settings.data_dir), 0, settings.clock_drift_max_ms)
+        self.parts: dict[int, _Part] = {}
+        self.batches = 0
+        self._stopping, self._wake = threading.Event(), threading.Event()
+        self._opening = threading.Lock()
+        self._lease: Lease | None = None
+        self._spark: SparkSession | None = None
+        self._query: StreamingQuery | None = None
+        self._listener: ProgressListener | None = None
+        self._error: BaseException | None = None
+        self._ends: dict[str, dict[int, int]] = {}
+        self._early: dict[int, list[Piece]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._ticker = threading.Thread(target=self._run_ticker, name="ticker", daemon=True)
+        self._closed = False
+        self.owner = f"{socket.gethostname()}:{os.getpid()}"
+        try:
+            self._open()
+        except KafkaException as error:
+            raise JobError(f"Kafka at {settings.kafka_bootstrap_servers}: {error.args[0].str()}") from error
+
+    @staticmethod
+    def _made(directory: Path) -> Path:
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
+    # --- open, take over, start, stop ----------------------------------------------------------------------------------------
+    def _open(self) -> None:
+        """Topics and shards; watchers on the Kafka side."""
+        settings = self.settings
+        count = clients.ensure_topics(
+            self.connection,
+            self.topics,
+            partitions=settings.kafka_partitions,
+            replication=settings.kafka_replication,
+            min_insync=settings.kafka_min_insync,
+            retention_ms=settings.retention_ms,
+        )
+        self._watcher = redo.redo_consumer(self.connection.librdkafka())
+        self._alive = GroupsAlive(self.connection, settings.kafka_check_group_prefix)
+        for partition in range(count):
+            self.parts[partition] = self._open_part(partition)
+        watch_shards(self.metrics, self._shards, self.guard, self.clock)
+
+    def _open_part(self, partition: int) -> _Part:
+        store = ShardStore(self.settings.store_dir / "shards" / str(partition), self.settings.state_table_file_bytes // 24)
+        target = release.Target(
+            topics=self.topics,
+            partition=partition,
+            transactional_id=f"{self.settings.kafka_transactional_id_prefix}{self.topics.half}-{partition}",
+            client=self.connection.librdkafka(),
+            transaction_timeout_ms=self.settings.kafka_transaction_timeout_ms,
+        )
+        return _Part(Shard(store, target, self._run_task, self._stopping), self.policy)
+
+    def _shards(self) -> list[Shard]:
+        return [part.shard for part in list(self.parts.values())]
+
+    def take_over(self, wanted: Callable[[], bool] = lambda: True, timeout_s: float | None = None) -> bool:
+        """Wait for the lease, claim every shard; False where time is up or `wanted` says no. A standby follows the redo topic."""
+        settings, give_up_s = self.settings, time.monotonic() + (timeout_s if timeout_s is not None else 1e9)
+        if self._lease is None:
+            options = self.connection.librdkafka()
+            self._lease = Lease(options, self.topics.lease, settings.kafka_lease_group, settings.kafka_lease_timeout_ms)
+        for shard in self._shards():
+            shard.catch_up()
+        while not self._lease.held.wait(FOLLOW_S):
+            if not wanted() or time.monotonic() > give_up_s:
+                return False
+            for shard in self._shards():
+                shard.follow(0)
+        for part in self.parts.values():
+            self._claim(part)
+        return True
+
+    def _claim(self, part: _Part) -> None:
+        """From here on the shard is ours."""
+        shard = part.shard
+        shard.claim(self.owner, self.clock.now_ms())
+        root, op_end = shard.store.root, partial(self._end_of, self.topics.op, shard.partition)
+        live = partial(self._live_groups, shard)
+        part.rounds = Rounds(part.settler, live, self.guard.discards_allowed, self.clock.now_ms(), root=root, op_end=op_end)
+
+    def start(self, spark: SparkSession, checkpoint: Path) -> None:
+        """Start the query at the shards' cursors."""
+        self._spark, self._checkpoint, self._listener = spark, checkpoint, ProgressListener(self.metrics)
+        self._pool = ThreadPoolExecutor(max_workers=64, thread_name_prefix="shard")
+        spark.streams.addListener(self._listener)
+        start = self._cursors()
+        self._ends = {topic: dict(offsets) for topic, offsets in start.items()}
+        rows = read_stream(spark, self.connection.java(), self.topics, start, self.settings.max_records_per_batch)
+        writer = rows.writeStream.foreachBatch(self._on_batch).queryName("escrow")
+        self._query = writer.option("checkpointLocation", str(checkpoint)).start()
+        self._ticker.start()
+
+    def _cursors(self) -> dict[str, dict[int, int]]:
+        """Where the stream begins: behind what is settled, of all partitions that Spark will find."""
+        start: dict[str, dict[int, int]] = {self.topics.half: {}, self.topics.op: {}}
+        for partition, part in self.parts.items():
+            marker = part.shard.marker
+            for topic, cursor in ((self.topics.half, marker.half_cursor), (self.topics.op, marker.op_cursor)):
+                begin, end = clients.bounds_of(self._watcher, topic, partition)
+                if cursor > end:
+                    raise CursorBeyondLog(
+                        f"partition {partition} of {topic} ends at {end} and is settled up to {cursor}: the topic was made anew, "
+                        "or has lost records; Escrow cannot go on with it"
+                    )
+                if begin > cursor > 0:
+                    LOG.error(
+                        "records %d … %d of %s, partition %d, were deleted before they were settled",
+                        cursor,
+                        begin,
+                        topic,
+                        partition,
+                    )
+                start[topic][partition] = max(begin, cursor)
+        found = self.connection.admin().list_topics(self.topics.op, timeout=WATERMARK_S).topics[self.topics.op].partitions
+        for partition in set(found) - set(self.parts):  # the op topic may have more partitions than there are shards
+            start[self.topics.op][partition] = 0
+        return start
+
+    def warm_up(self) -> None:
+        """Nothing: a backlog warms Java better than empty batches would."""
+
+    def failure(self) -> str | None:
+        """Why the job has ended by itself; None while it runs."""
+        if self._error is not None:
+            return one_line(self._error)
+        if self._lease is not None and self._lease.lost.is_set():
+            return "the lease was lost: another driver is the master"
+        query = self._query
+        if query is None or self._stopping.is_set() or query.isActive:
+            return None
+        cause = query.exception()
+        return one_line(cause) if cause is not None else "the query ended"
+
+    def stop(self) -> None:
+        """1 no new batches · 2 the one at work ends · 3 shards are flushed and closed · 4 the lease is given back."""
+        self._stopping.set()
+        if self._query is not None:
+            stopper = threading.Thread(target=self._stop_query, args=(self._query,), name="stopper", daemon=True)
+            stopper.start()
+            stopper.join(STOP_S)
+        if self._ticker.is_alive():
+            self._ticker.join(STOP_S)
+        if self._closed:
+            return
+        self._closed = True
+        for shard in self._shards():
+            # One that does not let go in time is left as it is: its files are derived.
+            if shard.lock.acquire(timeout=1.0):
+                shard.close(clean=True)
+        if self._lease is not None:
+            self._lease.close()
+        self._watcher.close()
+
+    def _stop_query(self, query: StreamingQuery) -> None:
+        try:
+            query.stop()
+            if self._spark is not None and self._listener is not None:
+                self._spark.streams.removeListener(self._listener)
+        except Exception as error:  # the JVM may be gone, or too slow: the shards are closed all the same
+            LOG.warning("stop: %s", one_line(error))
+
+    # --- a batch -----------------------------------------------------------------------------------------------------------------
+    def _on_batch(self, rows: DataFrame, batch_id: int) -> None:
+        try:
+            if not self._stopping.is_set():
+                self._batch(rows, batch_id)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        if self._error is None and not self._stopping.is_set():
+            self._error = error
+
+    def _batch(self, rows: DataFrame, batch_id: int) -> None:
+        started_s = time.perf_counter()
+        halves, ops = collect(rows)  # 1
+        ends = self._ends_of(batch_id)
+        self.metrics.phase_s.labels("collect").observe(time.perf_counter() - started_s)
+        self._open_new(ends)
+        for partition, pieces in self._early.items():  # ops of a half partition that Spark had not found yet
+            if partition in self.parts:
+                ops[partition] = [*pieces, *ops.get(partition, [])]
+        self._early = {partition: ops[partition] for partition in ops if partition not in self.parts}
+        changed = [
+            partition
+            for partition in self.parts
+            if any(ends[topic].get(partition, 0) > self._ends[topic].get(partition, 0) for topic in ends)
+        ]
+        assert self._pool is not None
+        work = [
+            self._pool.submit(self._settle, self.parts[partition], halves.get(partition, []), ops.get(partition, []), ends)
+            for partition in changed
+        ]
+        for done in work:
+            done.result()
+        self._ends = ends
+        self.batches += 1
+
+    def _ends_of(self, batch_id: int) -> dict[str, dict[int, int]]:
+        """Where the ranges of a batch end: Spark writes that down before it runs it. (Rows cannot tell: offsets have holes.)"""
+        text = (self._checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[-1]
+        return {topic: {int(partition): int(at) for partition, at in found.items()} for topic, found in json.loads(text).items()}
+
+    def _settle(self, part: _Part, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]) -> None:
+        shard, now_ms = part.shard, self.clock.now_ms()
+        with shard.lock:
+            started_s = time.perf_counter()
+            feed = self._feed(shard, halves, ops, ends)
+            for piece in pieces_of(feed, shard.table):
+                settled = part.settler.settle(piece, now_ms)
+                count_settled(self.metrics, piece, settled, now_ms)
+            self.metrics.phase_s.labels("settle").observe(time.perf_counter() - started_s)
+
+    def _feed(self, shard: Shard, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]) -> Feed:
+        """Step 2. An op about a half that Kafka has and this batch has not waits, and all behind it; one about an offset beyond the
+        half partition's end, asked for after the op was read, is about nothing."""
+        marker, partition = shard.marker, shard.partition
+        half_stop = max(ends[self.topics.half].get(partition, 0), marker.half_cursor)
+        op_stop = max(ends[self.topics.op].get(partition, 0), marker.op_cursor)
+        new_halves = joined(halves, shard.store.group_no, HALF, "half_offset")
+        new_ops = np.concatenate([shard.deferred, joined(ops, shard.store.known_group, OP, "op_offset")])
+        ahead = new_ops[(new_ops["half_offset"] >= half_stop) & (new_ops["corrupt"] == 0)]
+        if len(ahead):
+            ahead = ahead[ahead["half_offset"] < self._end_of(self.topics.half, partition)]
+        if len(ahead):
+            op_stop = int(ahead["op_offset"][0])
+        waits = new_ops["op_offset"] >= op_stop
+        shard.deferred = new_ops[waits]
+        return Feed(marker.half_cursor, half_stop, marker.op_cursor, op_stop, new_halves, new_ops[~waits])
+
+    def _end_of(self, topic: str, partition: int) -> int:
+        return clients.bounds_of(self._watcher, topic, partition)[1]
+
+    def _live_groups(self, shard: Shard, _now_ms: int) -> Bools:
+        return self._alive.of(shard.store.groups)
+
+    def _run_task(self, task: release.Task) -> release.Done | str:
+        """On an executor. What Spark throws is told as a sentence: the task is started again."""
+        assert self._spark is not None
+        try:
+            found = self._spark.sparkContext.parallelize([task], 1).map(release.attempt).collect()
+        except Exception as error:  # an executor died, Java did, a network did not answer
+            return f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
+        done = found[0]
+        if isinstance(done, str) and done.startswith(release.SUPERSEDED):
+            raise release.Superseded(done.removeprefix(release.SUPERSEDED))
+        return done
+
+    # --- partitions --------------------------------------------------------------------------------------------------------------
+    def _open_new(self, ends: dict[str, dict[int, int]]) -> None:
+        """Shards for half partitions that Spark has found and we have not yet."""
+        with self._opening:
+            for partition in sorted(set(ends[self.topics.half]) - set(self.parts)):
+                clients.add_partitions(self.connection, self.topics, partition + 1)
+                part = self._open_part(partition)
+                part.shard.catch_up()
+                self._claim(part)
+                self.parts[partition] = part
+                for topic in self._ends:
+                    self._ends[topic].setdefault(partition, 0)
+                LOG.warning("half partition %d is new: its shard is open", partition)
+
+    # --- the ticker --------------------------------------------------------------------------------------------------------------
+    def _run_ticker(self) -> None:
+        look_s = 0.0
+        while not self._stopping.wait(TICK_S):
+            try:
+                self.guard.discards_allowed()
+                for part in list(self.parts.values()):
+                    self._tick(part)
+                if time.monotonic() >= look_s:
+                    look_s = time.monotonic() + PARTITIONS_EVERY_S
+                    clients.add_partitions(self.connection, self.topics, self._half_partitions())
+            except KafkaException as error:  # Kafka is away: the next tick finds it back
+                LOG.warning("tick: %s", error.args[0].str())
+            except JobStopped:
+                return
+            except BaseException as error:
+                self._fail(error)
+                return
+
+    def _half_partitions(self) -> int:
+        return clients.shard_count(self.connection.admin(), self.topics)
+
+    def _tick(self, part: _Part) -> None:
+        now_ms, rounds = self.clock.now_ms(), part.rounds
+        if rounds is None or self._stopping.is_set():
+            return
+        with part.shard.lock:
+            if rounds.wanted(now_ms):
+                done = rounds.rounds_done
+                count_decisions(self.metrics, rounds.work(now_ms, lambda: False))
+                self.metrics.rounds.inc(rounds.rounds_done - done)
+            if part.shard.store.undeliverable and now_ms >= part.retry_at_ms:
+                part.retry_at_ms = now_ms + self.settings.kafka_retry_interval_ms
+                self._retry(part.shard, now_ms)
+            marker = part.shard.marker
+            if marker.sequence and now_ms - marker.now_ms > MARKER_SHARE * self.settings.retention_ms:
+                part.shard.commit(self._same_place(part.shard, now_ms))
+                part.shard.store.retain(now_ms, self.settings.retention_ms)
+
+    def _same_place(self, shard: Shard, now_ms: int) -> Any:
+        marker = shard.marker
+        return shard.batch(half_cursor=marker.half_cursor, op_cursor=marker.op_cursor, now_ms=now_ms)
+
+    def _retry(self, shard: Shard, now_ms: int) -> None:
+        half_offsets = np.array(sorted(shard.store.undeliverable)[:RETRY_MESSAGES_MAX], np.int64)
+        batch = self._same_place(shard, now_ms)
+        batch.release_again(half_offsets, shard.table.get(half_offsets)["word"])
+        shard.commit(batch)
+
+
+def pieces_of(feed: Feed, table: StateTable) -> Iterator[Feed]:
+    """A feed cut so that no piece releases much more than RELEASE_BYTES_MAX: a Kafka transaction must be done before its timeout.
+    The first piece has all the halves."""
+    sizes = table.get(feed.ops["half_offset"])["size_bytes"].astype(np.int64)
+    if len(feed.halves):
+        at = np.minimum(np.searchsorted(feed.halves["half_offset"], feed.ops["half_offset"]), len(feed.halves) - 1)
+        new = feed.halves["half_offset"][at] == feed.ops["half_offset"]
+        sizes[new] = feed.halves["size_bytes"][at[new]]
+    sizes[feed.ops["kind"] != int(OpKind.COMMIT)] = 0
+    piece = np.cumsum(sizes) // RELEASE_BYTES_MAX
+    # An ASKED record is several ops with one offset: never cut within.
+    stops = [int(feed.ops["op_offset"][at + 1]) for at in np.flatnonzero(np.diff(piece)).tolist()]
+    stops = sorted({stop for stop in stops if stop > feed.op_start})
+    halves, half_start, start = feed.halves, feed.half_start, feed.op_start
+    for stop in [*stops, feed.op_stop]:
+        chosen = (feed.ops["op_offset"] >= start) & (feed.ops["op_offset"] < stop)
+        yield Feed(half_start, feed.half_stop, start, stop, halves, feed.ops[chosen])
+        halves, half_start, start = feed.halves[:0], feed.half_stop, stop

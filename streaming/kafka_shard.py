@@ -1,0 +1,183 @@
+"""A shard on the driver: its store, its place in Kafka, and how a batch becomes truth.
+
+`commit` is the seam to the settlement, which does not know about Kafka:
+    1  the batch goes to a task on an executor, which writes it and its effects in one Kafka transaction (sinks/kafka/release.py)
+    2  the redo partition is read up to it, `read_committed`
+    3  what was read is applied
+A task that failed is started again, for as long as this driver is the master; whether the batch was written is for the task to
+find out.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from sinks.kafka import redo, release
+from store.errors import Corrupt, CursorBeyondLog
+from store.job import Batch
+from store.records import OP
+from store.redo_log import Marker, RedoKind, kinds_of, numbers_of
+from store.shard import ShardStore
+from store.state_table import StateTable
+from streaming.errors import JobStopped
+
+LOG: Final = logging.getLogger("escrow.kafka")
+WINDOW_BYTES: Final = 32 << 20
+WINDOW_MESSAGES: Final = 16_384
+#: What a message costs beside its body.
+MESSAGE_COST_BYTES: Final = 512
+BACKOFF_S: Final = 0.5
+BACKOFF_MAX_S: Final = 5.0
+_BODY_KINDS: Final = np.array([int(kind) for kind in (RedoKind.RELEASE, RedoKind.DISCARD, RedoKind.CHECK)], np.uint8)
+
+Array = np.ndarray[Any, Any]
+#: Runs a task on an executor: what came of it, or a sentence why it failed. Superseded passes through.
+RunTask = Callable[[release.Task], release.Done | str]
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What was released, for the metrics."""
+
+    messages: int = 0
+    bytes: int = 0
+    failures: int = 0
+
+
+class Shard:
+    """One thread at a time, under `lock`."""
+
+    def __init__(self, store: ShardStore, target: release.Target, run_task: RunTask, stopping: threading.Event) -> None:
+        self.store, self.target, self._run_task, self._stopping = store, target, run_task, stopping
+        self.partition = target.partition
+        self.lock = threading.Lock()
+        self.deferred = np.empty(0, OP)  # ops that were read before their halves
+        self.term = 0
+        self.traffic = Traffic()
+        self._reached_end = False
+        self._follower = redo.Follower(target.client, target.topics.redo)
+        self._follow_from_the_start()
+
+    # --- what the settlement needs --------------------------------------------------------------------------------------------
+    @property
+    def marker(self) -> Marker:
+        return self.store.marker
+
+    @property
+    def table(self) -> StateTable:
+        return self.store.table
+
+    def batch(self, *, half_cursor: int, op_cursor: int, now_ms: int) -> Batch:
+        return self.store.batch(half_cursor=half_cursor, op_cursor=op_cursor, now_ms=now_ms)
+
+    def commit(self, batch: Batch) -> None:
+        """Steps 1 to 3 of the module's head."""
+        task = self._task(batch)
+        wait_s = BACKOFF_S
+        while True:
+            done = self._run_task(task)  # 1
+            if isinstance(done, release.Done):
+                break
+            self.traffic.failures += 1
+            LOG.warning("shard %d, batch %d: %s; again in %.1f s", self.partition, task.marker.sequence, done, wait_s)
+            if self._stopping.wait(wait_s):
+                raise JobStopped("asked to stop before the batch was written")
+            wait_s = min(2 * wait_s, BACKOFF_MAX_S)
+        self._follow_until(task.marker.sequence)  # 2, 3
+        self.traffic.messages += done.messages
+        self.traffic.bytes += done.bytes
+
+    def _task(self, batch: Batch) -> release.Task:
+        entries = batch.entries
+        packed = redo.pack_entries(entries) if len(entries) else b""
+        return release.Task(self.target, self.term, batch.marker, packed, self.store.new_groups(), self._windows(entries))
+
+    def _windows(self, entries: Array) -> list[int]:
+        """After how many bodies the task should begin a new piece."""
+        kinds, numbers = kinds_of(entries), numbers_of(entries)
+        bodies = numbers[np.isin(kinds, _BODY_KINDS)]
+        if not len(bodies):
+            return []
+        sizes = self.store.table.get(bodies)["size_bytes"].astype(np.int64)
+        rest = kinds == RedoKind.IMAGE_REST
+        new, order = numbers[rest], np.argsort(numbers[rest], kind="stable")
+        if len(new):
+            at = np.minimum(np.searchsorted(new[order], bodies), len(new) - 1)
+            is_new = new[order][at] == bodies
+            sizes[is_new] = entries["word"][rest][order][at[is_new]]
+        piece = np.maximum(np.cumsum(sizes + MESSAGE_COST_BYTES) // WINDOW_BYTES, np.arange(len(bodies)) // WINDOW_MESSAGES)
+        windows: list[int] = (np.flatnonzero(np.diff(piece)) + 1).tolist()
+        return windows
+
+    # --- the redo partition -----------------------------------------------------------------------------------------------------
+    def _follow_from_the_start(self) -> None:
+        begin, end = self._follower.bounds(self.partition)
+        if self.store.redo_offset > end:
+            raise CursorBeyondLog(
+                f"{self.store.root}: applied up to {self.store.redo_offset} of redo partition {self.partition}, which ends at "
+                f"{end}: this directory belongs to another cluster, or the redo topic was made anew. Empty the directory to have "
+                "it rebuilt"
+            )
+        if self.store.redo_offset < begin:
+            self.store.wipe()
+        self._follower.add(self.partition, max(self.store.redo_offset, begin))
+
+    def follow(self, timeout_s: float) -> None:
+        """Apply what has come."""
+        for event in self._follower.read(timeout_s):
+            if isinstance(event, int):
+                self._reached_end = True
+                continue
+            self._see_term(event.term)
+            if isinstance(event, redo.RedoBatch):
+                if event.refused:
+                    LOG.warning(
+                        "shard %d: Kafka refuses %d messages, first %s", self.partition, len(event.refused), event.refused[0]
+                    )
+                self.store.apply(event.entries, event.marker, event.groups, event.refused, event.redo_offset)
+
+    def _see_term(self, term: int) -> None:
+        self.store.term = max(self.store.term, term)
+        if self.term and term > self.term:
+            raise release.Superseded(f"shard {self.partition} belongs to term {term}, this is term {self.term}")
+
+    def _follow_until(self, sequence: int) -> None:
+        while self.store.marker.sequence < sequence:
+            if self._stopping.is_set():
+                raise JobStopped("asked to stop before the batch was read back")
+            self.follow(0.5)
+
+    def catch_up(self) -> None:
+        """Everything that was in the redo partition when we began to follow it."""
+        while not self._reached_end:
+            if self._stopping.is_set():
+                raise JobStopped("asked to stop before the redo topic was read")
+            self.follow(0.5)
+
+    def claim(self, owner: str, now_ms: int) -> None:
+        """Take the shard over: from here on no earlier driver can write to it. Then the rows must fit; if not, they are rebuilt."""
+        self.term = 0
+        term, sequence = release.claim(self.target, owner, now_ms)
+        while self.store.term < term:
+            self.follow(0.5)
+        if not self.store.sound:
+            LOG.warning("%s: its rows do not fit its marker: rebuilt from the redo topic", self.store.root)
+            self.store.wipe()
+            self._reached_end = False
+            self._follower.restart(self.partition, self._follower.bounds(self.partition)[0])
+            self.catch_up()
+        if not self.store.sound or self.store.marker.sequence < sequence:
+            found = f"{self.store.table.pending} rows are pending after batch {self.store.marker.sequence}"
+            wanted = f"{self.store.marker.pending} should be, after batch {sequence}"
+            raise Corrupt(self.store.root, self.store.redo_offset, f"rebuilt from the redo topic: {found}, {wanted}")
+        self.term = term
+
+    def close(self, *, clean: bool) -> None:
+        self._follower.close()
+        self.store.close(clean=clean)

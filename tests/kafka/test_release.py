@@ -1,0 +1,74 @@
+"""The happy path: halves and ops written by a plain Kafka client, committed messages in real topics. The job logs in (SASL)."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.kafka import SASL_PASSWORD, Cluster
+from tests.support.kafka_world import KafkaWorld, bodies
+from tests.support.tools import require_tool
+
+#: The first test waits for Kafka, Java and Spark to start.
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def world(kafka: Cluster) -> Iterator[KafkaWorld]:
+    with KafkaWorld(kafka, partitions=2, sasl=True) as world:
+        world.start()
+        yield world
+
+
+def test_exactly_the_commits_arrive_in_order(world: KafkaWorld) -> None:
+    world.cluster.create_topic("orders", 3)
+    places = [world.prepare(b"%d" % number, "orders", key=b"k%d" % (number % 5), partition=number % 2) for number in range(60)]
+    for number, place in enumerate(places):
+        world.say(place, ("COMMIT", "ROLLBACK", "UNKNOWN")[number % 3])
+    arrived = world.await_released("orders", 20)
+    assert bodies(arrived) == bodies_of(range(0, 60, 3))
+    by_key: dict[bytes, list[int]] = {}
+    for message in arrived:
+        by_key.setdefault(message.key(), []).append(int(message.value()))
+    assert {key: [n for n in numbers if n % 2 == 0] for key, numbers in by_key.items()} == {
+        key: sorted(n for n in numbers if n % 2 == 0) for key, numbers in by_key.items()
+    }
+
+
+def bodies_of(numbers: Iterator[int] | range) -> dict[bytes, int]:
+    return {b"%d" % number: 1 for number in numbers}
+
+
+def test_key_headers_time_and_partition_survive_and_the_place_is_added(world: KafkaWorld) -> None:
+    world.cluster.create_topic("survive", 4)
+    place = world.prepare(
+        b"body", "survive", key=b"the key", escrow_partition="2", escrow_born_time="1700000000123", trace="abc", other="x"
+    )
+    world.say(place, "COMMIT")
+    (message,) = world.await_released("survive", 1)
+    assert (message.key(), message.value(), message.partition()) == (b"the key", b"body", 2)
+    assert message.timestamp()[1] == 1700000000123
+    assert message.headers() == [("trace", b"abc"), ("other", b"x"), ("escrow-transaction-id", b"%d-%d" % place)]
+
+
+def test_the_password_is_in_no_log(world: KafkaWorld) -> None:
+    logs = list((world.jobs[0].directory / "logs").iterdir())
+    assert logs
+    for log in [*logs, world.jobs[0].directory / "stderr"]:
+        assert SASL_PASSWORD not in log.read_text(errors="replace"), log.name
+
+
+def test_kcat_as_producer_and_consumer(world: KafkaWorld) -> None:
+    world.cluster.create_topic("by-kcat")
+    kcat = [require_tool("kcat"), "-b", world.cluster.bootstrap]
+    half = [*kcat, "-P", "-t", world.half, "-p", "0", "-k", "key", "-H", "escrow-group=orders", "-H", "escrow-topic=by-kcat"]
+    subprocess.run(half, input=b"from kcat", timeout=60, check=True)
+    (stored,) = (message for message in world.cluster.read_all(world.half) if message.value() == b"from kcat")
+    op = ["-H", "escrow-op=COMMIT", "-H", f"escrow-half-offset={stored.offset()}", "-H", "escrow-group=orders"]
+    subprocess.run([*kcat, "-P", "-t", world.op, "-p", "0", *op], input=b"-", timeout=60, check=True)
+    world.await_released("by-kcat", 1)
+    read = [*kcat, "-C", "-t", "by-kcat", "-e", "-q", "-X", "isolation.level=read_committed", "-f", "%k %s %h"]
+    told = subprocess.run(read, capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout == f"key from kcat escrow-transaction-id=0-{stored.offset()}"

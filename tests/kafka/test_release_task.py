@@ -1,0 +1,230 @@
+"""Release tasks against a real broker, without Spark: fencing, lost answers, claims, refusals. A task is what an executor runs."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from confluent_kafka import Producer
+
+from checker.policy import Policy
+from sinks.kafka import clients, contract, release
+from store.records import HALF, OP, OpKind, State, state_of
+from store.shard import ShardStore
+from streaming.kafka_shard import Shard
+from streaming.settle import Feed, Settler
+from tests.support.kafka import Cluster
+
+NOW_MS = 1_900_000_000_000
+_NUMBERS = itertools.count(1)
+
+
+class OneShard:
+    """A shard, a driver or two, and the halves that a test writes."""
+
+    def __init__(self, cluster: Cluster, root: Path) -> None:
+        self.cluster, self.root, self.name = cluster, root, f"task{next(_NUMBERS)}"
+        self.topics = contract.Topics(*(f"{self.name}.{name}" for name in ("half", "op", "redo", "check", "discard", "lease")))
+        self.connection = clients.Connection(cluster.bootstrap)
+        clients.ensure_topics(self.connection, self.topics, partitions=1, replication=1, min_insync=1, retention_ms=10**9)
+        self.real = f"{self.name}.real"
+        cluster.create_topic(self.real, 2, max_message_bytes="3000")
+        self.drivers: list[Shard] = []
+        self._ops = 0
+
+    def driver(self, name: str = "a") -> Shard:
+        options = self.connection.librdkafka()
+        target = release.Target(self.topics, 0, f"{self.name}-0", options, 60_000)
+        shard = Shard(ShardStore(self.root / name, 1000), target, self._run, threading.Event())
+        self.drivers.append(shard)
+        shard.catch_up()
+        shard.claim(name, NOW_MS)
+        return shard
+
+    @staticmethod
+    def _run(task: release.Task) -> release.Done | str:
+        done = release.attempt(task)
+        if isinstance(done, str) and done.startswith(release.SUPERSEDED):
+            raise release.Superseded(done)
+        return done
+
+    def halves(self, *bodies: bytes, topic: str | None = None, **headers: str) -> list[int]:
+        producer = Producer({"bootstrap.servers": self.cluster.bootstrap, "linger.ms": 0})
+        places: list[int] = []
+        made: list[Any] = [("escrow-group", b"g"), ("escrow-topic", (topic or self.real).encode())]
+        made += [(name.replace("_", "-"), value.encode()) for name, value in headers.items()]
+        for body in bodies:
+            producer.produce(
+                self.topics.half, body, partition=0, headers=made, on_delivery=lambda _e, m: places.append(m.offset() or 0)
+            )
+        producer.flush(60)
+        return places
+
+    def feed(self, shard: Shard, half_offsets: list[int], kind: OpKind = OpKind.COMMIT, size_bytes: int = 100) -> Feed:
+        """These halves and their ends, as the stream would bring them."""
+        halves, ops = np.zeros(len(half_offsets), HALF), np.zeros(len(half_offsets), OP)
+        halves["half_offset"] = ops["half_offset"] = half_offsets
+        halves["size_bytes"], halves["stored_at_s"] = size_bytes, NOW_MS // 1000
+        halves["group_no"] = ops["group_no"] = shard.store.group_no("g")
+        marker = shard.marker
+        ops["op_offset"], ops["kind"], ops["position"] = np.arange(len(ops)) + marker.op_cursor, int(kind), -1
+        half_stop = max([marker.half_cursor, *(at + 1 for at in half_offsets)])
+        return Feed(marker.half_cursor, half_stop, marker.op_cursor, marker.op_cursor + len(ops), halves, ops)
+
+    def commit(self, shard: Shard, half_offsets: list[int]) -> None:
+        Settler(shard, Policy()).settle(self.feed(shard, half_offsets), NOW_MS)
+
+    def bodies(self, topic: str | None = None) -> Counter[bytes]:
+        return Counter(message.value() for message in self.cluster.read_all(topic or self.real))
+
+    def close(self) -> None:
+        for driver in self.drivers:
+            driver.close(clean=False)
+
+
+@pytest.fixture
+def shard(kafka: Cluster, tmp_path: Path) -> Iterator[OneShard]:
+    made = OneShard(kafka, tmp_path)
+    yield made
+    made.close()
+    release._owners.clear()
+
+
+def another_process() -> dict[str, Any]:
+    """From here on tasks run in a process that holds no transactional id; what the old one held."""
+    held = dict(release._owners)
+    release._owners.clear()
+    return held
+
+
+def test_53_a_batch_whose_answer_was_lost_is_not_written_again(shard: OneShard) -> None:
+    driver = shard.driver()
+    places = shard.halves(b"a", b"b")
+    batches: list[release.Task] = []
+    run = driver._run_task
+
+    def lose_the_answer(task: release.Task) -> release.Done | str:
+        batches.append(task)
+        done = run(task)
+        assert isinstance(done, release.Done)
+        if len(batches) == 1:
+            assert done.written
+            another_process()
+            return "the executor died after its commit"
+        assert not done.written
+        return done
+
+    driver._run_task = lose_the_answer
+    shard.commit(driver, places)
+    assert len(batches) == 2
+    assert shard.bodies() == Counter([b"a", b"b"])
+    assert state_of(driver.table.get(np.array(places))["word"]).tolist() == [State.COMMITTED] * 2
+
+
+def test_a_task_that_died_in_the_middle_leaves_nothing_visible(shard: OneShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = shard.driver()
+    places = shard.halves(b"a", b"b", b"c")
+    redo, deaths = release._Attempt.redo, itertools.count()
+
+    def die_once(attempt: Any, entries: Any) -> None:
+        if next(deaths) == 0:
+            attempt.owner.producer.flush(60)  # the bodies are in Kafka, uncommitted
+            raise RuntimeError("killed")
+        redo(attempt, entries)
+
+    monkeypatch.setattr(release._Attempt, "redo", die_once)
+
+    def as_spark_would(task: release.Task) -> release.Done | str:
+        try:
+            return release.attempt(task)
+        except RuntimeError as error:
+            return str(error)
+
+    driver._run_task = as_spark_would
+    shard.commit(driver, places)
+    assert shard.bodies() == Counter([b"a", b"b", b"c"])
+    assert len(shard.cluster.read_all(shard.real, isolation="read_uncommitted")) == 6, "the first three were aborted"
+
+
+def test_two_processes_of_one_driver_take_turns(shard: OneShard) -> None:
+    driver = shard.driver()
+    places = shard.halves(*(b"%d" % number for number in range(6)))
+    held: dict[str, Any] = {}
+    for place in places:
+        shard.commit(driver, [place])
+        mine = another_process()
+        release._owners.update(held)
+        held = mine
+    assert shard.bodies() == Counter(b"%d" % number for number in range(6))
+
+
+def test_67_a_driver_that_was_superseded_can_write_nothing(shard: OneShard) -> None:
+    old = shard.driver("old")
+    shard.commit(old, shard.halves(b"before"))
+    held = another_process()
+    new = shard.driver("new")
+    late, after = shard.halves(b"late"), shard.halves(b"after")
+    for owners in (held, {}):  # the process that held the id, and a fresh one
+        release._owners.clear()
+        release._owners.update(owners)
+        with pytest.raises(release.Superseded):
+            shard.commit(old, late)
+    assert shard.bodies() == Counter([b"before"])
+    another_process()
+    shard.commit(new, [*late, *after])
+    assert shard.bodies() == Counter([b"before", b"late", b"after"])
+
+
+def test_a_store_of_an_empty_directory_is_the_same_as_the_lost_one(shard: OneShard) -> None:
+    driver = shard.driver("lost")
+    places = shard.halves(*(b"%d" % number for number in range(8)))
+    shard.commit(driver, places[:4])
+    Settler(driver, Policy()).settle(shard.feed(driver, places[4:6], OpKind.ROLLBACK), NOW_MS)
+    Settler(driver, Policy()).settle(shard.feed(driver, places[6:], OpKind.UNKNOWN), NOW_MS)
+    rebuilt = shard.driver("fresh")
+    numbers = np.array(places)
+    assert np.array_equal(rebuilt.table.get(numbers), driver.table.get(numbers))
+    assert rebuilt.marker == driver.marker
+    assert rebuilt.store.groups == ["g"]
+    shard.commit(rebuilt, [])
+    assert shard.bodies() == Counter(b"%d" % number for number in range(4))
+
+
+def test_what_kafka_refuses_is_kept_and_tried_again_and_the_rest_goes_out(shard: OneShard) -> None:
+    driver = shard.driver()
+    fine = [b"fine %d" % number for number in range(30)]
+    places = shard.halves(*fine[:10], b"x" * 5000, *fine[10:20], b"y" * 6000, *fine[20:])
+    missing, partition = shard.halves(b"m", topic=f"{shard.name}.later"), shard.halves(b"p", escrow_partition="2")
+    shard.commit(driver, [*places, *missing, *partition])
+    assert shard.bodies() == Counter(fine)
+    large = [places[10], places[21]]
+    assert set(driver.store.undeliverable) == {*large, *missing, *partition}
+    assert state_of(driver.table.get(np.array(sorted(driver.store.undeliverable)))["word"]).tolist() == [State.COMMITTED] * 4
+    shard.cluster.create_topic(f"{shard.name}.later")
+    again = np.array(sorted(driver.store.undeliverable))
+    batch = driver.batch(half_cursor=driver.marker.half_cursor, op_cursor=driver.marker.op_cursor, now_ms=NOW_MS)
+    batch.release_again(again, driver.table.get(again)["word"])
+    release._owners.clear()
+    driver.commit(batch)
+    assert shard.bodies(f"{shard.name}.later") == Counter([b"m"])
+    assert set(driver.store.undeliverable) == {*large, *partition}
+    assert shard.bodies() == Counter(fine)
+    assert driver.marker.totals["commits"] == 34
+
+
+def test_bodies_of_earlier_batches_are_found_wherever_they_lie(shard: OneShard) -> None:
+    driver = shard.driver()
+    places = shard.halves(*(b"%d" % number for number in range(2000)))
+    Settler(driver, Policy()).settle(shard.feed(driver, places, OpKind.UNKNOWN), NOW_MS)
+    chosen = [places[number] for number in (1999, 0, 1000, 1001, 5, 700, 300, 1)]
+    ops = shard.feed(driver, chosen)
+    settler = Settler(driver, Policy())
+    settler.settle(Feed(ops.half_stop, ops.half_stop, ops.op_start, ops.op_stop, ops.halves[:0], ops.ops), NOW_MS)
+    arrived = [int(message.value()) for message in shard.cluster.read_all(shard.real)]
+    assert sorted(arrived) == [0, 1, 5, 300, 700, 1000, 1001, 1999]

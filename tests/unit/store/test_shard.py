@@ -1,0 +1,145 @@
+"""A shard's store: twice equals once, holes stay, groups and undeliverable messages survive, an unclean exit loses nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from store.errors import Corrupt, StoreLocked
+from store.records import HALF, State, pack_word, state_of
+from store.shard import ShardStore
+
+ROWS = 100
+
+
+def halves(*half_offsets, group_no=0):
+    made = np.zeros(len(half_offsets), HALF)
+    made["half_offset"] = made["commit_log_offset"] = half_offsets
+    made["size_bytes"], made["stored_at_s"], made["group_no"] = 10, 1_000, group_no
+    return made
+
+
+def prepared(store, *half_offsets, half_cursor=None, group="orders"):
+    batch = store.batch(half_cursor=half_cursor or max(half_offsets) + 1, op_cursor=0, now_ms=2_000_000)
+    batch.prepare(halves(*half_offsets, group_no=store.group_no(group)))
+    return batch
+
+
+def apply(store, batch, refused=(), redo_offset=1):
+    store.apply(batch.entries, batch.marker, store.new_groups(), refused, redo_offset)
+
+
+def states(store, *half_offsets):
+    return state_of(store.table.get(np.array(half_offsets))["word"]).tolist()
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = ShardStore(tmp_path, ROWS)
+    yield store
+    store.close(clean=False)
+
+
+def test_offsets_with_holes_make_rows_with_holes(store):
+    apply(store, prepared(store, 3, 7, 250, half_cursor=260))
+    assert states(store, 3, 5, 7, 250, 251) == [State.PREPARED, State.NONE, State.PREPARED, State.PREPARED, State.NONE]
+    assert store.table.pending == 3 == store.marker.pending
+    assert store.sound
+
+
+def test_a_batch_that_is_read_again_changes_nothing(store):
+    batch = prepared(store, 1)
+    apply(store, batch)
+    ended = store.batch(half_cursor=2, op_cursor=1, now_ms=2_000_000)
+    ended.roll_back([1], [pack_word(State.ROLLED_BACK)])
+    apply(store, ended, redo_offset=9)
+    apply(store, batch, redo_offset=5)
+    assert states(store, 1) == [State.ROLLED_BACK]
+    assert store.redo_offset == 9
+
+
+def test_a_gap_in_the_sequence_is_refused_but_for_the_first_batch(store):
+    batch = prepared(store, 1)
+    batch.marker.sequence = 41  # retention took the batches before it
+    apply(store, batch)
+    later = prepared(store, 2)
+    later.marker.sequence = 43
+    with pytest.raises(Corrupt, match="batch 43 of the redo partition follows 41"):
+        apply(store, later)
+
+
+def test_everything_survives_a_clean_exit(tmp_path):
+    store = ShardStore(tmp_path, ROWS)
+    store.term = 4
+    apply(store, prepared(store, 1, 2, group="Aa"))
+    ended = store.batch(half_cursor=3, op_cursor=1, now_ms=2_000_000)
+    ended.release([1], [pack_word(State.COMMITTED)], -1)
+    apply(store, ended, [(1, "too large")], redo_offset=7)
+    store.close()
+    again = ShardStore(tmp_path, ROWS)
+    assert (again.redo_offset, again.term, again.groups) == (7, 4, ["Aa"])
+    assert again.group_no("BB") == 1
+    assert again.undeliverable[1].reason == "too large"
+    assert states(again, 1, 2) == [State.COMMITTED, State.PREPARED]
+    assert again.sound
+    again.close()
+
+
+def test_after_an_unclean_exit_the_batches_behind_the_checkpoint_are_applied_again(tmp_path):
+    store = ShardStore(tmp_path, ROWS)
+    apply(store, prepared(store, 1), redo_offset=3)
+    store.checkpoint()
+    second = prepared(store, 2)
+    apply(store, second, redo_offset=5)
+    store.close(clean=False)
+    again = ShardStore(tmp_path, ROWS)
+    assert (again.redo_offset, again.marker.sequence) == (3, 1)
+    apply(again, second, redo_offset=5)
+    assert again.sound
+    assert again.table.pending == 2
+    again.close()
+
+
+def test_rows_without_a_checkpoint_are_worth_nothing(tmp_path):
+    store = ShardStore(tmp_path, ROWS)
+    apply(store, prepared(store, 1))
+    store.close(clean=False)
+    again = ShardStore(tmp_path, ROWS)
+    assert (again.table.pending, again.marker.sequence, states(again, 1)) == (0, 0, [State.NONE])
+    again.close()
+
+
+def test_an_undeliverable_message_leaves_the_list_when_it_is_released_or_resumed(store):
+    apply(store, prepared(store, 1, 2))
+    words = np.array([pack_word(State.COMMITTED), pack_word(State.DISCARDED_MAX)], np.uint32)
+    ended = store.batch(half_cursor=3, op_cursor=2, now_ms=2_000_000)
+    ended.release([1], words[:1], -1)
+    ended.discard([2], words[1:], np.array([int(State.DISCARDED_MAX)]))
+    apply(store, ended, [(1, "no such topic"), (2, "not authorised")])
+    again = store.batch(half_cursor=3, op_cursor=2, now_ms=3_000_000)
+    again.release_again(np.array([1, 2]), words)
+    apply(store, again, [(2, "not authorised")])
+    assert list(store.undeliverable) == [2]
+    assert (store.undeliverable[2].since_ms, store.undeliverable[2].attempts) == (2_000_000, 2)
+    assert store.marker.totals["commits"] == 1, "counted once"
+    resumed = store.batch(half_cursor=3, op_cursor=3, now_ms=4_000_000)
+    rows = store.table.get(np.array([2]))
+    rows["word"] = pack_word(State.PREPARED)
+    resumed.resume([2], rows, reopened=1)
+    apply(store, resumed)
+    assert not store.undeliverable
+
+
+def test_a_second_driver_on_the_same_directory_is_told_so(store):
+    with pytest.raises(StoreLocked, match="the settling job of this shard"):
+        ShardStore(store.root, ROWS)
+
+
+def test_state_files_go_when_nothing_in_them_is_needed(store):
+    apply(store, prepared(store, *range(250), half_cursor=250))
+    ended = store.batch(half_cursor=250, op_cursor=1, now_ms=2_000_000)
+    ended.roll_back(np.arange(150), np.full(150, pack_word(State.ROLLED_BACK), np.uint32))
+    apply(store, ended)
+    assert store.retain(2_000_000 + 5_000, 10_000) == 0
+    assert store.retain(2_000_000 + 20_000, 10_000) == 1, "the second file has pending rows"
+    assert states(store, 5, 105, 205) == [State.NONE, State.ROLLED_BACK, State.PREPARED]
