@@ -34,7 +34,7 @@ PARTITIONS = 2
 TOPICS = {name: f"bench.{name.lower()}" for name in ("Half", "Op", "Redo", "Check", "Discard", "Lease")}
 
 
-def settings_for(root: Path, cluster: Cluster, number: int) -> Settings:
+def settings_for(root: Path, cluster: Cluster, number: int | str) -> Settings:
     flags = [
         f"dataDir={root / f'data{number}'}", "mode=kafka", f"kafkaBootstrapServers={cluster.bootstrap}", "kafkaReplication=1",
         "kafkaMinInsync=1", f"kafkaPartitions={PARTITIONS}", f"kafkaJarsDir={connector_dir()}",
@@ -128,7 +128,7 @@ def main() -> None:
 def _measure(root: Path, cluster: Cluster, messages: int, rounds: int) -> dict[str, float]:
     cluster.create_topic("bench.in", PARTITIONS)
     fill(cluster, "bench.in", messages, [("trace", b"abc")], BODY)
-    settings = settings_for(root, cluster, 0)
+    settings = settings_for(root, cluster, "-spark")  # a data directory of its own: each start of a job empties its scratch
     spark: Any = start_spark(settings, make_run_directory(settings))
     copies, releases = [], []
     for number in range(rounds + 1):

@@ -263,6 +263,7 @@ class KafkaJobService:
     def _fail(self, error: BaseException) -> None:
         if self._error is None and not self._stopping.is_set():
             self._error = error
+            LOG.error("the job ends: %s", error)  # whole: Java's causes stand at its end
 
     def _batch(self, rows: DataFrame, batch_id: int) -> None:
         started_s = time.perf_counter()

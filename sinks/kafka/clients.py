@@ -147,13 +147,25 @@ def add_partitions(connection: Connection, topics: Topics, shards: int) -> None:
 def _require_append_time(admin: AdminClient, topics: Topics) -> None:
     """Stored time counts, never the producer's clock."""
     wanted = [ConfigResource(ResourceType.TOPIC, name) for name in (topics.half, topics.op)]
-    for resource, found in admin.describe_configs(wanted).items():
-        kind = found.result(ADMIN_S)["message.timestamp.type"].value
+    for resource in wanted:
+        kind = _described(admin, resource)["message.timestamp.type"].value
         if kind != LOG_APPEND:
             remedy = f"kafka-configs --alter --topic {resource.name} --add-config message.timestamp.type={LOG_APPEND}"
             raise KafkaUnfit(
                 f"topic {resource.name} has message.timestamp.type={kind}: ages would be counted by producers' clocks; {remedy}"
             )
+
+
+def _described(admin: AdminClient, resource: ConfigResource) -> Any:
+    """A topic's settings. Asked again for a while: a topic that was just made is not known to every broker at once."""
+    give_up_s = time.monotonic() + ADMIN_S
+    while True:
+        try:
+            return admin.describe_configs([resource])[resource].result(ADMIN_S)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > give_up_s:
+                raise
+            time.sleep(0.1)
 
 
 def shard_count(admin: AdminClient, topics: Topics) -> int:

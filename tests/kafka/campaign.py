@@ -59,7 +59,9 @@ class Load:
         while not self._stopping.is_set():
             for _ in range(self._rng.randrange(1, 20)):
                 self._half()
-            self._producer.poll(self._rng.choice((0.0, 0.01, 0.05)))
+            # About 300 a second: kills should meet a job that settles, not a backlog that nobody could work off.
+            self._producer.poll(0)
+            self._stopping.wait(self._rng.uniform(0.0, 0.06))
         self._producer.flush(SETTLE_S)
 
     def _half(self) -> None:

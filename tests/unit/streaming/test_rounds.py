@@ -90,7 +90,9 @@ def test_going_on_with_a_round_is_no_round_of_its_own_and_does_not_move_the_next
 def test_after_a_restart_the_round_goes_on_where_it_was(tmp_path):
     async def story(w, clockwork, ids):
         assert await clockwork.second() == ids[:4]
-        clockwork.rounds = Rounds(w.settler, clockwork._live, lambda: True, w.now_ms)
+        clockwork.rounds = Rounds(
+            w.settler, clockwork._live, lambda: True, w.now_ms, root=w.job.directory.root, op_end=lambda: w.job.log.ends()[1]
+        )
         assert await clockwork.second() == []
         await commit(w, *ids[:4])
         assert await clockwork.second() == ids[4:8]
