@@ -10,8 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 _ROW = re.compile(
-    r"^\| `(?P<name>[a-z_]+)` \| (?P<kind>\w+) \|(?P<labels>[a-z_, ]*)\| (?P<whence>edge|job|both|kafka|kafka-edge|grpc) \| (?P<text>.+) \|$",
-    re.M,
+    r"^\| `(?P<name>[a-z_]+)` \| (?P<kind>\w+) \|(?P<labels>[a-z_, ]*)\| "
+    r"(?P<whence>edge|job|both|kafka|kafka-edge|grpc) \| (?P<text>.+) \|$",
+    re.MULTILINE,
 )
 
 

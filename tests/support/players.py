@@ -73,8 +73,8 @@ class Player:
         self.events: list[Event] = []
         self._answers: list[tuple[str, ...]] = []
         self._news = threading.Condition()
-        self._log = (home / f"{kind}.err").open("w+")
         words = [*command(kind, home), endpoints, namespace, *keys, "true" if tls else "false"]
+        self._log = (home / f"{kind}.err").open("w+")
         clean = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
