@@ -429,9 +429,6 @@ class KafkaEdge(Edge):
             "healthy": not trouble and not self.failed.done(),
         }
 
-    def observe_flushes(self, observe: Callable[[float], None]) -> None:
-        """Kafka flushes."""
-
     def job_state(self) -> JobState:
         return JobState(self._job.state, 0, 0)
 
