@@ -133,7 +133,7 @@ class Edge:
         self._tasks: list[asyncio.Task[None]] = []
         self._waker: Waker | None = None
         self._consumption: Consumption | None = None
-        #: Told how many seconds each flush took, in the committer's thread. To be set before `open`.
+        #: Told how many seconds each flush took, in the committer's thread.
         self.observe_flush: Callable[[float], None] | None = None
         #: What was put on the edge (`ingest.plugged.make_edge`); opened after it, closed before it.
         self.parts: list[Part] = []
@@ -180,7 +180,7 @@ class Edge:
         cursors = Cursors(root / "edge.cursors", writable=True)
         self._presence = Presence(root / "presence", writable=True)
         self._committer = Committer(self.store, self._now_ms, settings.max_queued_bytes)  # 3
-        self._committer.observe_flush = self.observe_flush
+        self._committer.observe_flush = self._flushed
         self._followers = Followers(self.store, cursors, self._now_ms)  # 4
         self._followers.recover()
         self._histories = Histories(self.store)
@@ -461,6 +461,11 @@ class Edge:
             **{part.name: part.figures() for part in self.parts},
             "healthy": not self.trouble and not self.failed.done(),
         }
+
+    def _flushed(self, seconds: float) -> None:
+        """In the committer's thread. Who wants to know may come after the edge was opened."""
+        if self.observe_flush is not None:
+            self.observe_flush(seconds)
 
     def live_groups(self) -> set[str]:
         """Producer groups with a live member."""
