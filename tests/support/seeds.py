@@ -1,9 +1,10 @@
-"""Seeds and places of the fault tests."""
+"""Seeds of tests that play random histories, and places of the fault tests."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,15 @@ KILLS_PER_STORM = 20
 KILLS_PER_PAIR = 30
 REPLAY = "ESCROW_SEED" in os.environ
 SEED = int(os.environ.get("ESCROW_SEED", "20270115"))
+
+
+def seeds(count: int) -> list[int]:
+    """1 … count, and one that is new in every run; with ESCROW_SEED that one alone."""
+    if REPLAY:
+        return [SEED]
+    # Processes that share a run's tests (pytest-xdist) must collect the same ones.
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    return [*range(1, count + 1), random.Random(run).randrange(1 << 32)]
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ A failure names its seed; `ESCROW_SEED=n` plays that one alone.
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +20,10 @@ from store.frames import Message
 from store.listing import DISCARDED, ENDED, IN_DOUBT, OPEN, Listing, Wanted
 from store.published import EdgeSlot
 from store.records import OpKind, State, Via
+from tests.support.seeds import seeds
 from tests.support.service import SMALLEST, Service
 
-SEEDS = [int(os.environ["ESCROW_SEED"])] if "ESCROW_SEED" in os.environ else [*range(1, 7), random.randrange(1 << 32)]
+SEEDS = seeds(6)
 STEPS = 60
 GROUPS, TOPICS = ("g", "orders", "orders-2"), ("t", "placed")
 KEYS = ("", "k", "kk", "order-1", "order-17", "ö" * 130, "ö" * 130 + "x")

@@ -11,7 +11,6 @@ A failure names its seed; `ESCROW_SEED=n` plays that one alone.
 
 from __future__ import annotations
 
-import os
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +23,10 @@ from store.ends import Answer, Verdict
 from store.frames import Message
 from store.records import OpKind, State, Via, topic_of_key
 from store.verify import verify
+from tests.support.seeds import seeds
 from tests.support.service import SMALLEST, Service, place, read_topic
 
-SEEDS = [int(os.environ["ESCROW_SEED"])] if "ESCROW_SEED" in os.environ else [*range(1, 9), random.randrange(1 << 32)]
+SEEDS = seeds(8)
 STEPS = 60
 HOUR_MS = 3_600_000
 RETENTION_MS = 24 * HOUR_MS

@@ -9,7 +9,6 @@ that was settled before changes nothing; in the end verify finds nothing wrong. 
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from store.records import OpKind, State, Via, check_count_of, state_of
 from store.redo_log import RedoLog
 from store.verify import verify
 from streaming.settle import Settler
+from tests.support.seeds import seeds
 from tests.support.service import SMALLEST, Service, contents, drop, place
 
 GROUPS = ("orders", "Aa", "BB")
@@ -41,7 +41,7 @@ ENDED = {
     OpKind.DISCARD_EXPIRED: State.DISCARDED_EXPIRED,
 }
 DISCARDS = (OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED)
-SEEDS = [int(os.environ["ESCROW_SEED"])] if "ESCROW_SEED" in os.environ else [*range(1, 15), random.randrange(1 << 32)]
+SEEDS = seeds(14)
 STEPS = 45
 DERIVED = ("statetable", "topics", "check", "proposal", "discard", "quarantine")
 
