@@ -149,8 +149,8 @@ async def serve(settings: Settings) -> int:
     listening = bind(settings, access)  # 1
     edge = make_edge(settings)
     front = make_front(settings, access, edge)
-    endpoint = Endpoint(edge, settings, access, connections_max)
     await edge.open()  # 2
+    endpoint = Endpoint(edge, settings, access, connections_max)
     if front is not None:
         front.service.observe = endpoint.metrics.observe_call
     await endpoint.door.open(listening, context)  # 3
