@@ -13,6 +13,7 @@ import argparse
 import itertools
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -243,6 +244,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     out: Path = given.out or (results.RESULTS if given.scale == 1 else BUILD / "results.json")
     before, begun = os.getloadavg()[0], time.monotonic()
     with scratch() as root:

@@ -104,7 +104,7 @@ class CheckLoop:
         with self._came:
             self._inbox.extend(checks)
             self._held += len(checks)
-            self._full_at = time.monotonic() if self._held >= self._held_max else 0.0
+            self._full_at = 0.0 if self._has_room() else time.monotonic()
             self._came.notify(len(checks))
         self._worked(bool(checks) or time.monotonic() - begun_at >= TOO_SOON_S)
 

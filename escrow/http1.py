@@ -127,11 +127,21 @@ class _Reader:
         return found
 
     def _exactly(self, count: int) -> bytes:
-        while len(self._read) < count:
-            self._need()
-        found = bytes(self._read[:count])
-        del self._read[:count]
-        return found
+        have = len(self._read)
+        if count <= have:
+            found = bytes(memoryview(self._read)[:count])
+            del self._read[:count]
+            return found
+        # The rest goes to its place at once: answers to polls are large.
+        whole = self._read + bytes(count - have)
+        self._read = bytearray()
+        with memoryview(whole) as room:
+            while have < count:
+                came = self._sock.recv_into(room[have:])
+                if not came:
+                    raise Broken("the connection ended in the middle of the answer")
+                have += came
+        return bytes(whole)
 
     def _need(self) -> None:
         if not self._more():

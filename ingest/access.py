@@ -144,6 +144,11 @@ class Access:
         return bool(self._watched.get())
 
     @property
+    def is_open(self) -> bool:
+        """Nobody needs a token: there is no file of them, and only this machine can come in."""
+        return self._watched.get() is None and self._loopback
+
+    @property
     def problem(self) -> str:
         """What is wrong with the file, for status; empty when nothing is."""
         self._watched.get()

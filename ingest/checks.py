@@ -71,7 +71,8 @@ class Handover:
     member: str
     requests: list[CheckRequest] = field(default_factory=list)
     round_start: int = 0
-    waiting: list[_Waiting] = field(default_factory=list)
+    #: What its giver keeps of each request.
+    waiting: list[Any] = field(default_factory=list)
 
     @property
     def half_offsets(self) -> list[int]:

@@ -316,7 +316,7 @@ class Edge:
         good = [end for end in judged if isinstance(end, End)]
         self.ends_refused += len(judged) - len(good)
         answers = iter(await self._committer.end(good) if good else [])
-        return [_answer(next(answers)) if isinstance(end, End) else end for end in judged]
+        return [answer_of(next(answers)) if isinstance(end, End) else end for end in judged]
 
     def _to_end(self, end: EndRequest) -> End | EndAnswer:
         kind = OUTCOMES.get(end.outcome)
@@ -395,16 +395,19 @@ class Edge:
     async def _poll(
         self, group: str, member: str, max_requests: int, wait_s: float, *, passing_over: Container[int], via: str
     ) -> Handover:
+        max_requests, wait_s = self._check_poll(member, max_requests, wait_s)
+        return await self._checks.poll(
+            group, member, max_requests, self.settings.max_request_bytes // 2, wait_s, passing_over=passing_over, via=via
+        )
+
+    def _check_poll(self, member: str, max_requests: int, wait_s: float) -> tuple[int, float]:
+        """How many a poll gets at most, and how long it may wait; or why there is none."""
         self._refuse_if_standby("polls")
         if not member or len(member) > MEMBER_MAX_CHARACTERS:
             raise InvalidRequest(f"member: name yourself in 1 to {MEMBER_MAX_CHARACTERS} characters")
         if max_requests < 1 or wait_s < 0:
             raise InvalidRequest("max: ask for at least 1, and wait_s for 0 or more")
-        max_requests = min(max_requests, self.settings.checks_per_poll_max)
-        wait_s = min(wait_s, self.settings.poll_wait_max_ms / 1000)
-        return await self._checks.poll(
-            group, member, max_requests, self.settings.max_request_bytes // 2, wait_s, passing_over=passing_over, via=via
-        )
+        return min(max_requests, self.settings.checks_per_poll_max), min(wait_s, self.settings.poll_wait_max_ms / 1000)
 
     def transaction_id_of(self, delivery: Delivery) -> str | None:
         """Of a message that a transaction released; None for an ordinary one."""
@@ -464,6 +467,10 @@ class Edge:
         names = self.store.dictionary.groups
         live = self._presence.live(self._now_ms(), self.settings.presence_ttl_ms, len(names))
         return {name for name, is_live in zip(names, live.tolist(), strict=True) if is_live}
+
+    def known_groups(self) -> Sequence[str]:
+        """Producer groups that sent anything, ever."""
+        return self.store.dictionary.groups
 
     def job_files(self) -> TopicReader | None:
         """The job's files; None where it has none, or is just switching to others."""
@@ -550,7 +557,7 @@ class Edge:
         return removed
 
 
-def _answer(answer: Answer) -> EndAnswer:
+def answer_of(answer: Answer) -> EndAnswer:
     return EndAnswer(answer.verdict.value, answer.reason, answer.state.name)
 
 

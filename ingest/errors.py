@@ -22,7 +22,10 @@ EdgeError
 ├── ServiceFailed          the transaction service that is plugged in failed
 ├── Overloaded             more waits for a flush, or is being received, than may: try again later
 ├── Closing                the edge is stopping: try again later
-└── EdgeFailed             the store failed; the edge must be started again
+├── EdgeFailed             the store failed; the edge must be started again
+├── KafkaUnreachable       Kafka mode: Kafka does not answer; try again later
+├── KafkaRefused           Kafka mode: Kafka says no to this message
+└── NotInKafkaMode         Kafka mode: only the embedded store has this
 """
 
 from __future__ import annotations
@@ -181,3 +184,21 @@ class EdgeFailed(EdgeError):
     """The store failed under the edge."""
 
     code, status, retry_after_s = "store_failed", 503, 2.0
+
+
+class KafkaUnreachable(EdgeError):
+    """Kafka does not answer, or does not take what it is given. Nothing was promised; whatever it was may be said again."""
+
+    code, status, retry_after_s = "kafka_unreachable", 503, 2.0
+
+
+class KafkaRefused(EdgeError):
+    """Kafka answered, and said no."""
+
+    code, status = "kafka_refused", 403
+
+
+class NotInKafkaMode(EdgeError):
+    """Something that only the embedded store has."""
+
+    code, status = "kafka_mode", 501

@@ -45,11 +45,9 @@ class Figures:
         yield _each("escrow_ends", "Ends answered, by verdict", "verdict", status["answers"], _ANSWERS)
         yield _each("escrow_quota_refused", "Requests refused by a quota", "quota", status["quotas"]["refused"], _QUOTAS)
         yield _one("escrow_refused_for_load", "counter", "Requests refused because too much waited", status["refused_for_load"])
-        yield _one("escrow_flushes", "counter", "Flushes of the commit log; many requests share one", status["flushes"])
-        yield _one("escrow_queued_bytes", "gauge", "Bytes that wait for a flush", status["queued_bytes"])
         yield from _checks(status)
         yield from _couriers(status)
-        yield from _consumers(edge, status["consumption"])
+        yield from _kafka(status) if "kafka" in status else _embedded(edge, status)
         yield from _connections(self._door, self._app)
         yield from _rocketmq(status.get("rocketmq", {}))
         yield _one("escrow_edge_healthy", "gauge", "0 = something that the edge does beside requests fails", status["healthy"])
@@ -72,6 +70,29 @@ class Figures:
         yield _one("escrow_disk_size_bytes", "gauge", "Size of that file system", disk.f_blocks * disk.f_frsize)
 
 
+def _embedded(edge: Edge, status: Mapping[str, Any]) -> Iterator[Figure]:
+    """What only an edge with a store has."""
+    yield _one("escrow_flushes", "counter", "Flushes of the commit log; many requests share one", status["flushes"])
+    yield _one("escrow_queued_bytes", "gauge", "Bytes that wait for a flush", status["queued_bytes"])
+    yield _one("escrow_proposals_accepted", "counter", "Discard proposals that became discards", status["discarded"])
+    yield _one(
+        "escrow_proposals_passed_over", "counter", "Discard proposals of halves that had ended", status["proposals_passed_over"]
+    )
+    yield _one("escrow_ops_reopened", "counter", "Halves reopened because their end could not be read", status["reopened"])
+    yield from _consumers(edge, status["consumption"])
+
+
+def _kafka(status: Mapping[str, Any]) -> Iterator[Figure]:
+    """What only an edge in Kafka mode has."""
+    kafka = status["kafka"]
+    yield _one("escrow_kafka_reachable", "gauge", "Kafka mode: 1 = Kafka takes what the edge writes", kafka["reachable"])
+    yield _one(
+        "escrow_kafka_failures", "counter", "Kafka mode: times that Kafka took too long or did not answer", kafka["failures"]
+    )
+    yield _one("escrow_kafka_queued_records", "gauge", "Kafka mode: records on their way to Kafka", status["queued_records"])
+    yield _one("escrow_kafka_ops_read", "counter", "Kafka mode: op records followed", sum(kafka["ops_read"].values()))
+
+
 def _checks(status: Mapping[str, Any]) -> Iterator[Figure]:
     checks = status["checks"]
     yield _one("escrow_checks_handed_over", "counter", "Check requests handed to a member", status["asked"])
@@ -79,11 +100,6 @@ def _checks(status: Mapping[str, Any]) -> Iterator[Figure]:
     yield _one("escrow_checks_waiting", "gauge", "Check requests that wait for a member", checks["requests_waiting"])
     yield _one("escrow_check_polls", "counter", "Polls for check requests", checks["polls"])
     yield _one("escrow_check_polls_waiting", "gauge", "Long polls for checks that wait", checks["polls_waiting"])
-    yield _one("escrow_proposals_accepted", "counter", "Discard proposals that became discards", status["discarded"])
-    yield _one(
-        "escrow_proposals_passed_over", "counter", "Discard proposals of halves that had ended", status["proposals_passed_over"]
-    )
-    yield _one("escrow_ops_reopened", "counter", "Halves reopened because their end could not be read", status["reopened"])
 
 
 def _rocketmq(found: Mapping[str, int]) -> Iterator[Figure]:

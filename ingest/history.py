@@ -42,6 +42,11 @@ class Event:
     remark: str = ""
 
 
+def event_of(kind: OpKind, at_ms: int, via: Via, actor: str, remark: str) -> Event:
+    """What an op is called in a history."""
+    return Event(_EVENT_OF[kind], at_ms, via.name.lower(), actor, remark or _REASON_OF.get(kind, ""))
+
+
 @dataclass(slots=True)
 class Transaction:
     """What is known of one transaction. `settled`: the job has applied everything that was said of it."""
@@ -153,10 +158,8 @@ class Histories:
         last = self._store.half_queue.begin - 1
         for frame in self._log.history(found.half_offset, half.stored_at_ms):
             kind, via = OpKind(frame.fields["op_kind"]), Via(frame.fields["via"])
-            remark = frame.detail.get("remark", "") or _REASON_OF.get(kind, "")
-            found.history.append(
-                Event(_EVENT_OF[kind], frame.stored_at_ms, via.name.lower(), frame.detail.get("actor", ""), remark)
-            )
+            detail = frame.detail
+            found.history.append(event_of(kind, frame.stored_at_ms, via, detail.get("actor", ""), detail.get("remark", "")))
             found.position = frame.fields["position"] if kind == OpKind.COMMIT else found.position
             last = frame.queue_offset
         topics = self._topics

@@ -67,7 +67,7 @@ class Sealer:
         if len(self._store) != 8:
             raise KeysUnusable(f"store id {store_id!r} has not 16 hexadecimal digits")
         #: The key is mixed in once; each seal goes on from a copy.
-        self._keyed = {key_id(key): _keyed(key) for key in reversed(keys)}
+        self._keyed = {key_id(key): keyed(key) for key in reversed(keys)}
         self._key_id = key_id(keys[0])
 
     def seal(self, half_offset: int, group_no: int, shard: int = 0) -> str:
@@ -98,7 +98,7 @@ class Sealer:
         return Place(shard, half_offset, group_no)
 
 
-def _keyed(key: bytes) -> hashlib.blake2b:
+def keyed(key: bytes) -> hashlib.blake2b:
     """BLAKE2b takes keys of up to 64 bytes; ours may be of any length."""
     return hashlib.blake2b(key=hashlib.sha256(b"escrow id seal\0" + key).digest(), digest_size=SEAL_BYTES)
 

@@ -41,13 +41,23 @@ T = TypeVar("T")
 
 def make_edge(settings: Settings, *, now_ms: Callable[[], int] = wall_ms) -> Edge:
     """The edge with everything that is installed and configured."""
-    kind: type[Edge] = PluggedEdge if installed(GROUP) else Edge
+    kind = _kafka_edge() if settings.mode == "kafka" else PluggedEdge if installed(GROUP) else Edge
     try:
         edge = (traced(kind) if settings.otlp_endpoint else kind)(settings, now_ms=now_ms)
     except TracingError as error:
         raise CannotStart(str(error)) from error
     edge.parts.append(Transports(edge))
     return edge
+
+
+def _kafka_edge() -> type[Edge]:
+    if installed(GROUP):
+        raise CannotStart(f"a plug-in ({GROUP}) is installed, and Kafka mode has no place for one: uninstall it")
+    try:
+        from ingest.kafka.edge import KafkaEdge  # noqa: PLC0415  (its client library is an extra)
+    except ModuleNotFoundError as error:
+        raise CannotStart(f"mode = kafka needs the Python package {error.name}: pip install 'escrow[server,kafka]'") from error
+    return KafkaEdge
 
 
 class InnerService:

@@ -391,7 +391,7 @@ class Transports:
         await self._keep_webhooks(self._edge.groups.get().webhooks)
         for plugin in self._plugins:
             make = TransportCourier if plugin.kind == "escrow.check_transports" else ListenerCourier
-            for group in [group for group in self._edge.store.dictionary.groups if group in plugin.groups]:
+            for group in [group for group in self._edge.known_groups() if group in plugin.groups]:
                 if (plugin.kind + plugin.name, group) not in self._couriers:
                     self._add((plugin.kind + plugin.name, group), make(self._edge, group, plugin))
             await self._remove(

@@ -89,11 +89,19 @@ def _check_consumers(path: Path, edge: EdgeSide, findings: Findings) -> None:
 
 
 def _check_audit(path: Path, edge: EdgeSide, findings: Findings) -> None:
-    for at, payload in check_journal(path, findings, edge.clean):
+    intents: set[int] = set()
+    for number, (at, payload) in enumerate(check_journal(path, findings, edge.clean)):
         try:
-            AuditRecord(**json.loads(payload))
+            record = AuditRecord(**json.loads(payload))
         except (ValueError, TypeError) as error:
             findings.add(path, at, f"not an audit record: {error}")
+            continue
+        if record.about is None:
+            intents.add(number)
+        elif record.about not in intents:
+            findings.add(path, at, f"the outcome of record {record.about}, which is no intent, or has an outcome already")
+        else:
+            intents.discard(record.about)
 
 
 def _check_presence(path: Path, edge: EdgeSide, findings: Findings) -> None:

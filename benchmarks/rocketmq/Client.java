@@ -57,6 +57,8 @@ public final class Client {
     private final AtomicReference<CountDownLatch> nextCheck = new AtomicReference<>();
     private DefaultMQPushConsumer consumer;
     private final Map<String, Integer> deliveries = new ConcurrentHashMap<>();
+    /** Deliveries by queue and offset: the same message again, not a copy of it. */
+    private final Map<String, Integer> positions = new ConcurrentHashMap<>();
     private final Map<String, Long> commitAtNs = new ConcurrentHashMap<>();
     private final Map<String, Long> seenAtNs = new ConcurrentHashMap<>();
 
@@ -235,6 +237,7 @@ public final class Client {
             for (MessageExt message : messages) {
                 seenAtNs.putIfAbsent(message.getKeys(), nowNs);
                 deliveries.merge(message.getKeys(), 1, Integer::sum);
+                positions.merge(message.getQueueId() + "/" + message.getQueueOffset(), 1, Integer::sum);
             }
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
@@ -306,11 +309,11 @@ public final class Client {
         return said;
     }
 
-    /** The whole topic, as a new consumer group finds it; and what our own consumer was given more than once. */
+    /** The whole topic, as a new consumer group finds it: copies; and which messages our own consumer was given more than once. */
     private Map<String, Object> copies() throws Exception {
         Map<String, Integer> found = everything();
         long messages = found.values().stream().mapToLong(Integer::longValue).sum();
-        long again = deliveries.values().stream().mapToLong(times -> times - 1).sum();
+        long again = positions.values().stream().mapToLong(times -> times - 1).sum();
         return Map.of("messages", messages, "keys", found.size(), "twice", messages - found.size(), "delivered_again", again);
     }
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -57,6 +59,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="results (default: benchmarks/results.json, of a scaled run build/)")
     parser.add_argument("--page", action="store_true", help="only make docs/benchmarks.md from the results again")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     out: Path = given.out or (results.RESULTS if given.scale == 1 else BUILD / "results.json")
     if not given.page:
         class_path = resolve_jars()

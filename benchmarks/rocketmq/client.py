@@ -32,6 +32,7 @@ class Client:
         self._checks = 0
         self._next_check = threading.Event()
         self._deliveries: Counter[str] = Counter()
+        self._positions: Counter[tuple[int, int]] = Counter()
         self._consumer: Consumer | None = None
         self.api = Api(url, retry_for_s=0)
         self._accepted = self.api.status()["answers"].get("accepted", 0)
@@ -212,6 +213,7 @@ class Client:
     def _read(self, consumer: Consumer) -> None:
         for message in consumer:
             self._deliveries[message.key] += 1
+            self._positions[message.queue_id, message.queue_offset] += 1
 
     def commits(self, callers: str, count: str) -> dict[str, Any]:
         """Commits, each seen by the consumer before this returns."""
@@ -222,9 +224,9 @@ class Client:
         return said
 
     def copies(self) -> dict[str, Any]:
-        """The whole topic, as a new consumer group finds it; and what our own consumer was given more than once."""
+        """The whole topic, as a new consumer group finds it: copies; and which messages our consumer was given more than once."""
         found = self._everything()
-        again = sum(times - 1 for times in self._deliveries.values())
+        again = sum(times - 1 for times in self._positions.values())
         return {"messages": found.total(), "keys": len(found), "twice": found.total() - len(found), "delivered_again": again}
 
     def _everything(self) -> Counter[str]:

@@ -42,8 +42,8 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """`anonymous`: heaps and stacks, what processes share of them counted once. `private`: pages that only one process maps, those
-    of files included, which are the page cache's and may be taken back by the kernel."""
+    """`anonymous`: heaps and stacks, what processes share of them counted once. `private`: pages that one process alone maps, also
+    of files: those are the page cache's, and the kernel may take them back."""
 
     anonymous_mib: float
     private_mib: float

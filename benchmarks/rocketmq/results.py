@@ -155,7 +155,7 @@ class Fault:
 FAULTS: Final = (
     Fault("`kill -9` after acknowledged commits that a consumer has seen: lost", "0", "fault_lost", lambda seen, _: seen == 0),
     Fault("… in their topic twice", "0", "fault_twice_in_topic", lambda seen, _: seen == 0),
-    Fault("… given to the same consumer again after it had them", "0", "fault_delivered_again", lambda seen, _: seen == 0),
+    Fault("… the same one given to the same consumer again", "0", "fault_delivered_again", lambda seen, _: seen == 0),
     Fault("COMMIT sent three times: copies", "1", "fault_commit_thrice", lambda seen, _: seen == 1),
     Fault("COMMIT after ROLLBACK: copies", "0", "fault_commit_after_rollback", lambda seen, _: seen == 0),
     Fault("nobody online for more rounds than checkMax, then a producer that would commit: asked", "all", "fault_nobody_asked",

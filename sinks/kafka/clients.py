@@ -46,7 +46,8 @@ class Connection:
         options: Options = {
             "bootstrap.servers": self.bootstrap_servers,
             "security.protocol": self.security_protocol,
-            "log_level": 3,
+            # What fails is told by whoever uses the client; one level more, and every connection that fails writes to stderr.
+            "log_level": 2,
         }
         if self.security_protocol.startswith("SASL"):
             options |= {"sasl.mechanism": self.sasl_mechanism, "sasl.username": self.sasl_username, "sasl.password": self.password}

@@ -17,7 +17,7 @@ class RemoteError(Exception):
     def __init__(self, problem: dict[str, Any], headers: Any) -> None:
         super().__init__(problem["detail"])
         self.code, self.status, self.field = problem["code"], problem["status"], problem.get("field", "")
-        self.headers = headers
+        self.problem, self.headers = problem, headers
 
 
 class EdgeClient:

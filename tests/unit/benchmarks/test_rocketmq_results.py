@@ -97,7 +97,7 @@ def test_a_fault_row_is_right_only_if_every_round_was():
     by = {line["title"]: line for line in results.fault_rows(FAULTS)}
     twice = by["… in their topic twice"]
     assert (twice["rocketmq"]["right"], twice["escrow"]["right"]) == (False, True)
-    again = by["… given to the same consumer again after it had them"]
+    again = by["… the same one given to the same consumer again"]
     assert not again["rocketmq"]["right"]  # 0 in one round, 3 in the other
     assert by["COMMIT sent three times: copies"]["escrow"]["right"]
     nobody = by["nobody online for more rounds than checkMax, then a producer that would commit: asked"]

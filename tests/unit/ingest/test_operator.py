@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 
 import pytest
 
 from ingest.errors import InvalidRequest, MatchedMore, Standby
 from ingest.listings import Listings, Query
 from ingest.operator import Action
-from store.audit import Audit
+from store import disk
+from store.audit import Audit, AuditRecord
+from store.errors import StoreError
 from store.frames import Message
 from store.records import OpKind, State
 from store.verify import verify
@@ -173,6 +176,25 @@ def test_the_index_is_there_again_after_a_restart_and_the_count_is_exact(tmp_pat
         assert len(w.edge.listings._open()) == 49
         page = await w.edge.listings.page(Query(q="k"), 3, False, "")
         assert ([each.key for each in page.transactions], page.matched) == (["k0", "k1", "k2"], 49)
+
+    play(tmp_path, story)
+
+
+def test_an_end_that_was_taken_back_is_listed_again(tmp_path):
+    async def story(w):
+        ids = await sent(w, "g", "t", "a")
+        await w.end(ids["a"], "commit")
+        await w.edge.listings._threads.call(w.edge.listings._follow)
+        assert len(w.edge.listings._open()) == 0
+        offset, _, _ = w.edge.store.op_queue.entry(0)
+        with open(w.edge.store.log.file.segment(0).path, "r+b") as file:
+            file.seek(offset + 40)
+            file.write(b"\xff\xff")
+        w.settle()
+        w.wake()
+        await w.until(lambda: w.edge._followers.reopened == 1)
+        await w.edge.listings._threads.call(w.edge.listings._follow)
+        assert await listed(w) == ["a"]
 
     play(tmp_path, story)
 
@@ -418,6 +440,30 @@ def test_an_action_that_the_edge_did_not_survive_is_shown_as_begun(tmp_path):
         assert (found.result, found.counts["accepted"]) == ("failed", 0)
 
     play(tmp_path, story)
+
+
+def test_without_room_for_the_intent_nothing_is_done(tmp_path):
+    async def story(w):
+        id = await w.half()
+        disk.arm("audit.write", "ENOSPC")
+        with pytest.raises(StoreError):
+            await w.act("commit", id)
+        disk.arm(None)
+        assert (await w.edge.transaction(id)).state == "PREPARED"
+        assert await w.act("commit", id) == ["accepted"]
+
+    play(tmp_path, story)
+
+
+def test_verify_finds_an_outcome_without_its_intent(tmp_path):
+    async def story(w):
+        await w.act("commit", await w.half())
+
+    play(tmp_path, story)
+    store = tmp_path / "data" / "store"
+    with closing(Audit(store / "audit", writable=True)) as audit:
+        audit.append(AuditRecord(1, "eve", "commit", "", "", "done", about=0))
+    assert "the outcome of record 0" in verify(store).problems[0].reason
 
 
 # --- overview, groups, topics ---------------------------------------------------------------------------------------------

@@ -371,20 +371,33 @@ def test_a_busy_producer_takes_no_more_than_it_can_answer(escrow):
 
 def test_a_quick_producer_takes_more_at_once_and_a_slow_one_few_again(escrow, monkeypatch):
     polled: list[int] = []
-    poll = escrow._poll_checks
-    monkeypatch.setattr(escrow, "_poll_checks", lambda group, count, wait_s: polled.append(count) or poll(group, count, wait_s))
-    with Producer(escrow.url, "orders", on_check=lambda check: Outcome.COMMIT, check_threads=1) as producer:
-        halves = producer.send_halves([Message("paid", f"order {number}") for number in range(600)])
-        for half in halves:
+    poll, gate = escrow._poll_checks, threading.Event()
+
+    def noted(group, count, wait_s):
+        polled.append(count)
+        return poll(group, count, wait_s)
+
+    def on_check(check):
+        gate.wait(60)
+        return Outcome.COMMIT
+
+    def storm(producer, count):
+        """So many checks wait before the first one is answered."""
+        gate.clear()
+        for half in producer.send_halves([Message("paid", f"order {number}") for number in range(count)]):
             escrow.ask(half.id)
+        gate.set()
         escrow.until(lambda: all(half.state == "COMMITTED" for half in escrow.halves.values()))
-        assert max(polled) > 8 * checking.HELD_PER_WORKER
+
+    monkeypatch.setattr(escrow, "_poll_checks", noted)
+    with Producer(escrow.url, "orders", on_check=on_check, check_threads=1) as producer:
+        monkeypatch.setattr(checking, "QUICK_S", 3600.0)  # quick, however busy this machine is
+        storm(producer, 600)
+        assert max(polled) > 4 * checking.HELD_PER_WORKER
         monkeypatch.setattr(checking, "QUICK_S", 0.0)
         monkeypatch.setattr(checking, "SLOW_S", 0.0)
-        for half in producer.send_halves([Message("paid", f"late {number}") for number in range(checking.HELD_MOST + 20)]):
-            escrow.ask(half.id)
-        escrow.until(lambda: all(half.state == "COMMITTED" for half in escrow.halves.values()))
-        escrow.until(lambda: polled[-1] <= checking.HELD_PER_WORKER)
+        storm(producer, 2 * checking.HELD_MOST)
+        assert polled[-1] <= checking.HELD_PER_WORKER
 
 
 def test_close_answers_the_checks_in_hand(escrow):

@@ -1,0 +1,247 @@
+"""How each half has ended: follows all op partitions, `read_committed`, and keeps one byte a half.
+
+The order of the op partition decides; `store.ends.judge` is the rule, as in the embedded store. An end of this endpoint is
+answered when its own record was read back here: the answer is what the rule says at that very place of the partition, so it is
+final, and every endpoint that reads the same partition says the same.
+
+Own records are known by their key: 8 bytes that this process chose at its start, then a number. Kept in memory only, and built
+anew from the op topic at every start; the op topic is kept for 2 × fileReservedTime, so that bounds it. Ends of halves that are
+gone from the half topic are let go.
+
+An op that names a group counts if that is the half's: an endpoint's op shows it by its sealed id; for any other one the half is
+looked up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+
+from ingest.kafka.halves import Reader, reading
+from ingest.kafka.ops import Op, headers_of, read_op
+from ingest.kafka.places import Place
+from ingest.kafka.sealing import PlaceSealer
+from sinks.kafka.clients import Connection
+from sinks.kafka.contract import GROUP, Topics
+from store.ends import OPEN, Answer, Verdict, byte_after, judge
+from store.records import OpKind
+
+POLL_S: Final = 0.2
+ASK_S: Final = 5.0
+#: How often new partitions and halves that are gone are looked for.
+LOOK_S: Final = 5.0
+AGAIN_S: Final = 0.5
+_AT_ONCE: Final = 4096
+_TOKEN_BYTES: Final = 8
+_CHUNK_BITS: Final = 16
+_CHUNK: Final = 1 << _CHUNK_BITS
+LOG: Final = logging.getLogger("escrow.edge")
+
+
+class Ends:
+    """One byte a half offset of one partition, as in `store.ends`. Written by one thread, read by any."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[int, bytearray] = {}
+
+    def __getitem__(self, half_offset: int) -> int:
+        chunk = self._chunks.get(half_offset >> _CHUNK_BITS)
+        return chunk[half_offset & (_CHUNK - 1)] if chunk is not None else OPEN
+
+    def __setitem__(self, half_offset: int, value: int) -> None:
+        number = half_offset >> _CHUNK_BITS
+        chunk = self._chunks.get(number)
+        if chunk is None:
+            chunk = self._chunks[number] = bytearray(_CHUNK)
+        chunk[half_offset & (_CHUNK - 1)] = value
+
+    def forget(self, below: int) -> None:
+        """Halves below this offset are gone."""
+        for number in [number for number in self._chunks if (number + 1) << _CHUNK_BITS <= below]:
+            del self._chunks[number]
+
+
+class OpFollower:
+    """Made in the event loop, runs in a thread."""
+
+    def __init__(self, connection: Connection, topics: Topics, sealer: PlaceSealer, fail: Callable[[str], None]) -> None:
+        self._topics, self._sealer, self._fail = topics, sealer, fail
+        self._loop = asyncio.get_running_loop()
+        self._consumer = Consumer(reading(connection))
+        self._halves = Reader(connection, topics.half)
+        self._ends: dict[int, Ends] = {}
+        self._half_ends: dict[int, int] = {}
+        self._behind: set[int] = set()
+        self._token = secrets.token_bytes(_TOKEN_BYTES)
+        self._number = 0
+        self._waiters: dict[int, asyncio.Future[Answer]] = {}
+        self._stopping = threading.Event()
+        self.caught_up: asyncio.Future[None] = self._loop.create_future()
+        self.trouble = ""
+        self.counts: Counter[str] = Counter()
+        self._thread = threading.Thread(target=self._run, name="kafka-ops", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    # --- in the event loop ------------------------------------------------------------------------------------------------
+    def end_of(self, place: Place) -> int:
+        """A half's byte, as far as the op partition has been read."""
+        ends = self._ends.get(place.partition)
+        return ends[place.half_offset] if ends is not None else OPEN
+
+    def expect(self) -> tuple[bytes, asyncio.Future[Answer]]:
+        """(the key of an op record that is about to be written, what it will be answered)."""
+        self._number += 1
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        number = self._number
+        self._waiters[number] = future
+        future.add_done_callback(lambda _: self._waiters.pop(number, None))
+        return self._token + number.to_bytes(8, "big"), future
+
+    @property
+    def partitions(self) -> int:
+        return len(self._ends)
+
+    def _tell(self, answered: Sequence[tuple[int, Answer]]) -> None:
+        for number, answer in answered:
+            waiter = self._waiters.get(number)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(answer)
+
+    def _is_caught_up(self) -> None:
+        if not self.caught_up.done():
+            self.caught_up.set_result(None)
+
+    async def close(self) -> None:
+        self._stopping.set()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._consumer.close)
+        await asyncio.to_thread(self._halves.close)
+
+    # --- in the thread ----------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        looked_s = -LOOK_S
+        while not self._stopping.is_set():
+            try:
+                self._follow()
+                if time.monotonic() - looked_s >= LOOK_S:
+                    self._look()
+                    looked_s = time.monotonic()
+                self.trouble = ""
+            except KafkaException as error:
+                self.trouble = f"ops cannot be read: {error.args[0].str()}"
+                self._stopping.wait(AGAIN_S)
+            except Exception as error:  # a defect: an op that is passed over would make later answers wrong
+                LOG.exception("following %s", self._topics.op)
+                self._loop.call_soon_threadsafe(self._fail, f"{type(error).__name__}: {error}")
+                return
+
+    def _look(self) -> None:
+        """New partitions are followed from their beginning; what is gone from the half topic is let go."""
+        found = self._consumer.list_topics(self._topics.op, timeout=ASK_S).topics[self._topics.op]
+        new = sorted(set(found.partitions) - set(self._ends))
+        if new:
+            self._behind.update(new)
+            self._ends.update({partition: Ends() for partition in new})
+            self._consumer.incremental_assign([TopicPartition(self._topics.op, each, OFFSET_BEGINNING) for each in new])
+        for partition, ends in self._ends.items():
+            half = TopicPartition(self._topics.half, partition)
+            low, self._half_ends[partition] = self._consumer.get_watermark_offsets(half, timeout=ASK_S, cached=False)
+            ends.forget(low)
+
+    def _follow(self) -> None:
+        first = self._consumer.poll(POLL_S)
+        if first is None:
+            return
+        messages = [first, *self._consumer.consume(_AT_ONCE, 0)]
+        good = [message for message in messages if message.error() is None]
+        while good and not self._stopping.is_set():
+            try:
+                self._apply(good)
+                break
+            except KafkaException as error:  # a half that must be looked up cannot be now: nothing behind it may be judged before
+                self.trouble = f"halves cannot be read: {error.args[0].str()}"
+                self._stopping.wait(AGAIN_S)
+        self._note_ends([message for message in messages if message.error() is not None])
+
+    def _note_ends(self, events: list[Any]) -> None:
+        for event in events:
+            if event.error().code() == KafkaError._PARTITION_EOF:
+                self._behind.discard(event.partition())
+            elif event.error().code() != KafkaError.UNKNOWN_TOPIC_OR_PART:  # a partition that is just being made
+                self.trouble = f"ops cannot be read: {event.error().str()}"
+        if not self._behind and not self.caught_up.done() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._is_caught_up)
+
+    def _apply(self, messages: list[Any]) -> None:
+        """Judge ops one after another. What has to be looked up is looked up before the first of them changes anything, so this may
+        be tried again as a whole."""
+        ops = [(message, read_op(message)) for message in messages]
+        counted = self._those_that_count([(message.partition(), op) for message, op in ops if op is not None])
+        answered: list[tuple[int, Answer]] = []
+        for message, op in ops:
+            if op is None or op.kind is OpKind.ASKED:
+                self.counts["asked" if op else "illegal"] += 1
+                continue
+            answer = self._judge(message.partition(), op, (message.partition(), op.half_offset, op.group) in counted)
+            self.counts[answer.verdict.value] += 1
+            key = message.key() or b""
+            if len(key) == _TOKEN_BYTES + 8 and key.startswith(self._token):
+                answered.append((int.from_bytes(key[_TOKEN_BYTES:], "big"), answer))
+        if answered and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._tell, answered)
+
+    def _judge(self, partition: int, op: Op, counts: bool) -> Answer:
+        if not counts:
+            return Answer(Verdict.REFUSED, "unknown id, or of another group")
+        ends = self._ends[partition]
+        before = ends[op.half_offset]
+        answer = judge(op.kind, before)
+        if answer.verdict is Verdict.ACCEPTED:
+            ends[op.half_offset] = byte_after(op.kind, before)
+        return answer
+
+    def _those_that_count(self, ops: list[tuple[int, Op]]) -> set[tuple[int, int, str | None]]:
+        """(partition, half_offset, group) of ops that are about a half of that group."""
+        good: set[tuple[int, int, str | None]] = set()
+        doubtful: dict[int, dict[int, set[str | None]]] = {}
+        for partition, op in ops:
+            if op.kind is OpKind.ASKED:
+                continue
+            place = Place(partition, op.half_offset)
+            if op.id and op.group is not None and self._sealer.is_good(op.id, place, op.group):
+                good.add((partition, op.half_offset, op.group))
+            else:
+                doubtful.setdefault(partition, {}).setdefault(op.half_offset, set()).add(op.group)
+        for partition, wanted in doubtful.items():
+            named = [half_offset for half_offset, groups in wanted.items() if groups != {None}]
+            halves = self._halves.read(partition, named) if named else {}
+            owners = {half_offset: _group_of(half) for half_offset, half in halves.items()}
+            for half_offset, groups in wanted.items():
+                good.update(
+                    (partition, half_offset, group) for group in groups if group is not None and owners.get(half_offset) == group
+                )
+                if None in groups and half_offset < self._half_end(partition, half_offset):
+                    good.add((partition, half_offset, None))
+        return good
+
+    def _half_end(self, partition: int, half_offset: int) -> int:
+        """The end of a half partition: asked for anew where it was not beyond this offset when last looked at."""
+        if half_offset >= self._half_ends.get(partition, 0):
+            half = TopicPartition(self._topics.half, partition)
+            self._half_ends[partition] = self._consumer.get_watermark_offsets(half, timeout=ASK_S, cached=False)[1]
+        return self._half_ends[partition]
+
+
+def _group_of(half: Any) -> str:
+    return headers_of(half).get(GROUP, b"").decode("utf-8", "replace")
