@@ -169,24 +169,26 @@ def _forget(key: str) -> None:
 
 
 def _take(task: Task, key: str) -> _Owner:
-    """Steps 1 and 2."""
+    """Steps 1 and 2, and a consumer for bodies."""
     target = task.target
     for other in [other for other in _owners if other.startswith(f"{target.transactional_id}/")]:
         _forget(other)
+    producer, sequence = _fence(task)
+    options = {"group.id": "escrow-release", "enable.auto.commit": False, "auto.offset.reset": "error"}
+    queue = {"queued.max.messages.kbytes": 32 << 10, "fetch.message.max.bytes": 4 << 20, "fetch.wait.max.ms": 20}
+    owner = _owners[key] = _Owner(producer, Consumer({**target.client, **options, **queue}), sequence)
+    return owner
+
+
+def _fence(task: Task) -> tuple[Producer, int]:
+    """Steps 1 and 2: a producer that alone can write, and the sequence of the shard's last batch."""
+    target = task.target
     producer = make_producer(target)
     producer.init_transactions(DEADLINE_S)  # 1
     sequence, term = redo.last_of(target.client, target.topics.redo, target.partition, DEADLINE_S)  # 2
     if term > task.term:
         raise Superseded(f"shard {target.partition} belongs to term {term}, this is term {task.term}")
-    options = {
-        "group.id": "escrow-release",
-        "enable.auto.commit": False,
-        "enable.partition.eof": True,
-        "auto.offset.reset": "error",
-    }
-    queue = {"queued.max.messages.kbytes": 32 << 10, "fetch.message.max.bytes": 4 << 20, "fetch.wait.max.ms": 20}
-    owner = _owners[key] = _Owner(producer, Consumer({**target.client, **options, **queue}), sequence)
-    return owner
+    return producer, sequence
 
 
 def make_producer(target: Target) -> Producer:
@@ -234,6 +236,10 @@ def _write(owner: _Owner, task: Task) -> Done:
             break
         attempt.judge()
         owner.producer.abort_transaction(DEADLINE_S)
+        # After a refusal the client's sequence numbers have a gap, which the broker does not forgive: a new one, from step 1.
+        owner.producer, owner.sequence = _fence(task)
+        if owner.sequence >= task.marker.sequence:
+            return Done(task.target.partition, task.marker.sequence, written=False)
     attempt.redo(entries)  # 4
     owner.producer.commit_transaction(DEADLINE_S)
     return Done(task.target.partition, task.marker.sequence, written=True, messages=attempt.messages, bytes=attempt.bytes)

@@ -62,7 +62,7 @@ def member(world: KafkaWorld, group: str) -> Iterator[None]:
 
     def poll() -> None:
         while not leaving.is_set():
-            consumer.poll(100)
+            consumer.poll(500)
             if consumer.assignment():
                 joined.set()
         consumer.close()
@@ -70,7 +70,7 @@ def member(world: KafkaWorld, group: str) -> Iterator[None]:
     thread = threading.Thread(target=poll, daemon=True)
     thread.start()
     try:
-        assert joined.wait(60)
+        assert joined.wait(240)
         yield
     finally:
         leaving.set()
