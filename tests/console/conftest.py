@@ -11,7 +11,8 @@ from tests.support.console_service import console_service
 from tests.support.tools import require_tool
 
 
-@pytest.fixture(scope="session")
+# Of the module, not of the session: Playwright keeps an event loop running in this thread, and others want to run theirs.
+@pytest.fixture(scope="module")
 def chromium():
     program = require_tool("chromium")
     with sync_playwright() as driver:
