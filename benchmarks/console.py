@@ -105,7 +105,13 @@ def p95(values: list[float]) -> float:
 
 
 def until_indexed(port: int, pending: int) -> None:
-    asker, path = Asker(port), "/v1/operator/transactions?" + urlencode({"key": f"order-{pending - 1:08d}"})
+    asker, path = (
+        Asker(port),
+        "/v1/operator/transactions?"
+        + urlencode(
+            {"key": f"order-{pending - 1:08d}", "order": "newest"}  # the oldest first, a page may end before it is reached
+        ),
+    )
     while not json.loads(asker.ask(path)[1])["transactions"]:
         time.sleep(0.2)
 
