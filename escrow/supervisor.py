@@ -323,7 +323,9 @@ class Supervisor:
     def _tell_part(self, part: Part, took_s: float) -> None:
         settings, where = self.settings, ""
         if "url" in part.told:
-            where += f" on {part.told['url']}" + (" (metrics at /metrics)" if settings.metrics_enabled else "")
+            shown = [("console at /", settings.console_enabled), ("metrics at /metrics", settings.metrics_enabled)]
+            pages = ", ".join(page for page, is_on in shown if is_on)
+            where += f" on {part.told['url']}" + (f" ({pages})" if pages else "")
         for told, how in (("grpc_port", ""), ("grpc_tls_port", " with TLS")):
             if told in part.told:
                 where += f", RocketMQ clients on {settings.listen_address}:{part.told[told]}{how}"

@@ -29,6 +29,7 @@ from store.errors import Corrupt
 from store.frames import HALF_HEAD_BYTES, KEYS, MAGIC, Frame, FrameKind
 from store.pending import Rows
 from store.published import EdgeSlot, JobSlot
+from store.reader import CLOCK_SLACK_MS
 from store.records import OpKind, State, check_count_of, state_of
 
 Ints = npt.NDArray[np.int64]
@@ -45,8 +46,6 @@ FEW_HITS: Final = 2048
 ENDED_OPS: Final = 1 << 19
 #: Bytes of frames read, and so checked, for one page.
 PAGE_BYTES: Final = 16 << 20
-#: A clock that steps back leaves halves out of order: a scan that is bounded by time begins and ends this much wider.
-CLOCK_SLACK_MS: Final = 60_000
 
 OPEN: Final = frozenset({0})
 DISCARDED: Final = frozenset({int(State.DISCARDED_MAX), int(State.DISCARDED_EXPIRED)})

@@ -49,7 +49,7 @@ from streaming.kafka_records import Piece, collect, joined, read_stream
 from streaming.kafka_shard import Shard
 from streaming.listener import ProgressListener
 from streaming.rounds import Rounds
-from streaming.session import one_line
+from streaming.session import one_line, why_ended
 from streaming.settle import Feed, Settler
 
 LOG: Final = logging.getLogger("escrow.kafka")
@@ -223,10 +223,7 @@ class KafkaJobService:
         if self._lease is not None and self._lease.lost.is_set():
             return "the lease was lost: another driver is the master"
         query = self._query
-        if query is None or self._stopping.is_set() or query.isActive:
-            return None
-        cause = query.exception()
-        return one_line(cause) if cause is not None else "the query ended"
+        return None if query is None or self._stopping.is_set() else why_ended(query)
 
     def stop(self) -> None:
         """1 no new batches · 2 the one at work ends · 3 shards are flushed and closed · 4 the lease is given back."""

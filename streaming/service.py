@@ -48,7 +48,7 @@ from streaming.errors import JobStopped
 from streaming.gauges import TimedRedo, count_decisions, count_settled, watch_store
 from streaming.listener import ProgressListener
 from streaming.rounds import Rounds
-from streaming.session import one_line
+from streaming.session import one_line, why_ended
 from streaming.settle import Settler
 from streaming.source import FORMAT, EscrowSource
 from streaming.spans import SettledSpans
@@ -150,10 +150,7 @@ class JobService:
         if self._error is not None:
             return one_line(self._error)
         query = self._query
-        if query is None or self._stopping.is_set() or query.isActive:
-            return None
-        cause = query.exception()
-        return one_line(cause) if cause is not None else "the query ended"
+        return None if query is None or self._stopping.is_set() else why_ended(query)
 
     def stop(self) -> None:
         """1 no new batches · 2 the one at work ends · 3 the store is flushed and closed."""

@@ -20,6 +20,7 @@ from typing import IO, Any, Final
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from escrow.settings import Settings
 from streaming.errors import JavaDied, JobCannotStart
@@ -210,6 +211,14 @@ def java_death(gateway: Any) -> str:
         return f"the Java side of Spark ended with status {process.wait(JVM_DEATH_S)}"
     except subprocess.TimeoutExpired:
         return ""
+
+
+def why_ended(query: StreamingQuery) -> str | None:
+    """Why a query has ended; None while it runs."""
+    if query.isActive:
+        return None
+    cause = query.exception()
+    return one_line(cause) if cause is not None else "the query ended"
 
 
 def one_line(error: BaseException) -> str:
