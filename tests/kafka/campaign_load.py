@@ -98,9 +98,9 @@ class DirectLoad:
         while not self._stopping.is_set():
             for _ in range(self._rng.randrange(1, 20)):
                 self._half()
-            # About 200 a second: kills should meet a job that settles, not a backlog that nobody could work off.
+            # About 100 a second: kills should meet a job that settles, not a backlog that nobody could work off.
             self._producer.poll(0)
-            self._stopping.wait(self._rng.uniform(0.0, 0.1))
+            self._stopping.wait(self._rng.uniform(0.0, 0.2))
         self._producer.flush(SETTLE_S)
 
     def _half(self) -> None:
@@ -186,7 +186,7 @@ class EndpointLoad:
     # --- producers ---
     def _produce(self, producer: int, rng: random.Random, client: _Client) -> None:
         number = producer * EACH
-        while not self._stopping.wait(rng.uniform(0.0, 0.2)):
+        while not self._stopping.wait(rng.uniform(0.0, 0.4)):
             count = rng.randrange(1, 10)
             numbers = range(number, number + count)
             number, self.sent = number + count, self.sent + count
