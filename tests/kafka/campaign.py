@@ -34,7 +34,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from tests.kafka.campaign_load import SETTLE_S, DirectLoad, EndpointLoad, Promised, Seen, audit, audit_halves, both, numbers_of
@@ -105,7 +105,10 @@ class Watch:
     def ends(self) -> dict[int, int]:
         """Where the real topic ends, with what is not committed yet."""
         wanted = {TopicPartition(self._topic, partition): OffsetSpec.latest() for partition in range(REAL_PARTITIONS)}
-        return {at.partition: future.result(60).offset for at, future in self._admin.list_offsets(wanted).items()}
+        while True:
+            with contextlib.suppress(KafkaException):  # a broker was killed a moment ago
+                return {at.partition: future.result(60).offset for at, future in self._admin.list_offsets(wanted).items()}
+            time.sleep(0.2)
 
     def killed(self, kind: str, reached: dict[int, int] | None = None) -> None:
         at_s, acknowledged = time.monotonic(), self.load.acknowledged if self.load is not None else 0
