@@ -73,7 +73,7 @@ class Watch:
     """A read_committed consumer that follows the real topic all the time, and sees when the system goes on after a kill."""
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
-        self._admin, self._topic = cluster.admin(), topic
+        self._cluster, self._topic = cluster, topic
         options = {"bootstrap.servers": cluster.bootstrap, "group.id": "unused", "enable.auto.commit": False, "log_level": 2}
         self._consumer = Consumer({**options, "isolation.level": "read_committed", "auto.offset.reset": "error"})
         self._consumer.assign([TopicPartition(topic, partition, 0) for partition in range(REAL_PARTITIONS)])
@@ -107,7 +107,8 @@ class Watch:
         wanted = {TopicPartition(self._topic, partition): OffsetSpec.latest() for partition in range(REAL_PARTITIONS)}
         while True:
             with contextlib.suppress(KafkaException):  # a broker was killed a moment ago
-                return {at.partition: future.result(60).offset for at, future in self._admin.list_offsets(wanted).items()}
+                admin = self._cluster.admin()  # a new one: an old one keeps to leaders that were
+                return {at.partition: future.result(60).offset for at, future in admin.list_offsets(wanted).items()}
             time.sleep(0.2)
 
     def killed(self, kind: str, reached: dict[int, int] | None = None) -> None:
