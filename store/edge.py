@@ -423,9 +423,8 @@ class EdgeStore:
             return self.log.end
 
     def reopen(self, op_offset: int) -> int:
-        """The op was found corrupt: its half's end is worked out anew from the ops that can be read, so that check-back
-        settles a half
-        whose only end was lost. Returns the half_offset, -1 where the op spoke of none. Doing it again changes nothing."""
+        """The op was found corrupt: its half's end is worked out anew from the ops that can be read, so that check-back settles
+        a half whose only end was lost. Returns the half_offset, -1 where the op spoke of none. Doing it again changes nothing."""
         with self._append_lock:
             half_offset = self.op_queue.entry(op_offset)[2]
             if not 0 <= half_offset < self.half_end:
