@@ -333,6 +333,7 @@ def main(argv: Iterable[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     args = parser.parse_args(None if argv is None else list(argv))
     print(f"SEED={args.seed}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # and nothing is left behind
     with kafka_cluster(3) as cluster, spark_cluster(2) as spark:
         campaign = Campaign(cluster, args.seed, partitions=4, spark=spark)
         try:
