@@ -2,8 +2,7 @@
 
 A caller hands in a **parcel**: items that belong together, all or none. A thread takes what waits and sends it as one
 request; what comes meanwhile is the next one. So one caller alone never waits for company, and many are batched by the time
-that a request takes anyway. With `lanes` = 2 a second request goes out beside the first once as many wait as are under way, and
-at least LANE_MIN: the server works while the callers do. Two things make the batches fuller:
+that a request takes anyway. Two things make the batches fuller:
 
     linger_s     who came while a request was under way waits this long for more
     reunion      those who were answered together often come back together: after a request of n parcels the next waits for n, but
@@ -42,8 +41,6 @@ _OF_ALL: Final = frozenset({401, 408, 429})
 REUNION_MAX_S: Final = 0.005
 #: A request is cut off near this size, so that one large body does not make its neighbours wait.
 BATCH_BYTES_MAX: Final = 1 << 20
-#: So many parcels are worth a request of their own while another one is under way.
-LANE_MIN: Final = 12
 #: The longest that one waits for the thread before it to open the gate, when the answer is there.
 _GATE_S: Final = 0.25
 
@@ -99,8 +96,7 @@ class _Parcel(Generic[_Item, _Answer]):
 
 
 class Batcher(Generic[_Item, _Answer]):
-    """`submit(items).result()` are the answers, in order. Parcels with different keys never share a request. They are sent in the
-    order in which they came only where there is one lane.
+    """`submit(items).result()` are the answers, in order. Parcels with different keys never share a request.
 
     send(key, items, give_up_at) makes one request; its time ends at the monotonic time `give_up_at`.
     """
@@ -110,7 +106,6 @@ class Batcher(Generic[_Item, _Answer]):
         name: str,
         send: Callable[[Hashable, Sequence[_Item], float], Sequence[_Answer]],
         *,
-        lanes: int = 1,
         linger_s: float = 0.0,
         batch_max: int = 256,
         retry_for_s: float = 30.0,
@@ -123,20 +118,16 @@ class Batcher(Generic[_Item, _Answer]):
         self._name, self._send = name, send
         self._linger_s, self._batch_max = linger_s, batch_max
         self._retry_for_s, self._late_after_s = retry_for_s, retry_for_s + timeout_s
-        lock = threading.RLock()  # close() may come from a signal handler
-        #: There may be something to take, for threads that have nothing to do; the request that one is gathering may be full.
-        self._changed, self._gathered = threading.Condition(lock), threading.Condition(lock)
+        self._changed = threading.Condition()  # reentrant: close() may come from a signal handler
         self._waiting: dict[Hashable, deque[_Parcel[_Item, _Answer]]] = {}
         self._waiting_count = 0
-        self._gathering = self._closing = False
-        #: Requests under way, or about to be, and the parcels in them.
-        self._requests = self._under_way = 0
+        self._busy = self._closing = False
         #: How many parcels the last request had, and until when as many are waited for.
         self._reunion_count, self._reunion_until = 0, 0.0
-        #: Who gathers sleeps until so many parcels wait.
+        #: The thread sleeps until so many parcels wait.
         self._wake_at = 1
         self._pid = os.getpid()
-        self._lanes, self._threads = lanes, list[threading.Thread]()
+        self._thread: threading.Thread | None = None
 
     # --- callers ----------------------------------------------------------------------------------------------------------
     def submit(self, items: Sequence[_Item], *, size_bytes: int = 0, key: Hashable = None) -> Future[list[_Answer]]:
@@ -146,46 +137,29 @@ class Batcher(Generic[_Item, _Answer]):
         with self._changed:
             if self._closing:
                 raise Closed(f"{self._name}: closed")
-            idle = not self._requests and not self._waiting
+            idle = not self._busy and not self._waiting
             parcel: _Parcel[_Item, _Answer] = _Parcel(items, size_bytes, time.monotonic(), idle)
             if not items:
                 parcel.future.set_result([])
                 return parcel.future
             self._waiting.setdefault(key, deque()).append(parcel)
             self._waiting_count += 1
-            self._stir()
-        return parcel.future
-
-    def _stir(self) -> None:
-        """Something came: is it a matter for one of the threads?"""
-        if self._gathering:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"escrow-{self._name}", daemon=True)
+                self._thread.start()
             if self._waiting_count >= self._wake_at:
-                self._gathered.notify()
-        elif self._is_worth_it():
-            if len(self._threads) < self._lanes and self._requests == len(self._threads):
-                thread = threading.Thread(target=self._run, name=f"escrow-{self._name}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
-            else:
                 self._changed.notify()
-
-    def _is_worth_it(self) -> bool:
-        """What waits may go now."""
-        if not self._waiting or self._gathering:
-            return False
-        return not self._requests or (self._requests < self._lanes and self._waiting_count >= max(self._under_way, LANE_MIN))
+        return parcel.future
 
     def close(self, timeout_s: float) -> bool:
         """What was handed in is still sent. True when everything was in this time."""
         with self._changed:
             self._closing = True
-            self._changed.notify_all()
-            self._gathered.notify_all()
-            threads = list(self._threads)
-        give_up_at = time.monotonic() + timeout_s
-        for thread in threads:
-            thread.join(max(0.0, give_up_at - time.monotonic()))
-        return not any(thread.is_alive() for thread in threads)
+            self._changed.notify()
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def abandon(self) -> None:
         """What waits is not sent any more; those who handed it in hear `Closed`."""
@@ -202,31 +176,22 @@ class Batcher(Generic[_Item, _Answer]):
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._is_worth_it():
-                    if self._closing and not self._waiting:
-                        return
+                self._busy = False
+                while not self._waiting and not self._closing:
                     self._changed.wait()
-                self._requests += 1
-                self._gathering = True
+                if not self._waiting:
+                    return
+                self._busy = True
                 self._wait_for_company()
-                self._gathering = False
                 key, parcels = self._take()
-                self._under_way += len(parcels)
-                self._stir()  # others may have come for the other lane
             begun_at = time.monotonic()
             self._deliver(key, parcels)
             ended_at = time.monotonic()
-            with self._changed:
-                self._requests -= 1
-                self._under_way -= len(parcels)
-                self._reunion_count = len(parcels)
-                self._reunion_until = ended_at + min((ended_at - begun_at) / 4, REUNION_MAX_S)
+            self._reunion_count = len(parcels)
+            self._reunion_until = ended_at + min((ended_at - begun_at) / 4, REUNION_MAX_S)
 
     def _wait_for_company(self) -> None:
-        """Until the oldest parcel has lingered and the reunion is over, or a request is full. Not where another one is under way:
-        then enough have come."""
-        if self._requests > 1:
-            return
+        """Until the oldest parcel has lingered and the reunion is over, or a request is full."""
         oldest = next(iter(self._waiting.values()))[0]
         lingers_until = 0.0 if oldest.at_once else oldest.came_at + self._linger_s
         while not self._closing and self._waiting_count < self._batch_max:
@@ -237,7 +202,7 @@ class Batcher(Generic[_Item, _Answer]):
                 self._wake_at, until = self._reunion_count, self._reunion_until
             else:
                 break
-            self._gathered.wait(until - now)
+            self._changed.wait(until - now)
         self._wake_at = 1
 
     def _take(self) -> tuple[Hashable, list[_Parcel[_Item, _Answer]]]:

@@ -79,12 +79,9 @@ class Engine:
         self._key_prefix, self._key_numbers = secrets.token_urlsafe(12), itertools.count()
         self.api = Api(url, token=token, tls=tls, timeout_s=timeout_s, retry_for_s=retry_for_s)
         patience = {"linger_s": linger_s, "retry_for_s": retry_for_s, "timeout_s": timeout_s}
-        self._halves: Batcher[_Keyed, Half] = Batcher("halves", self._send_halves, lanes=2, batch_max=batch_max, **patience)
-        # One lane: messages of a key keep the order in which they were handed in.
-        self._messages: Batcher[Message, Position] = Batcher(
-            "messages", self._send_messages, lanes=1, batch_max=batch_max, **patience
-        )
-        self._ends: Batcher[End, EndAnswer] = Batcher("ends", self._send_ends, lanes=2, batch_max=batch_max, **patience)
+        self._halves: Batcher[_Keyed, Half] = Batcher("halves", self._send_halves, batch_max=batch_max, **patience)
+        self._messages: Batcher[Message, Position] = Batcher("messages", self._send_messages, batch_max=batch_max, **patience)
+        self._ends: Batcher[End, EndAnswer] = Batcher("ends", self._send_ends, batch_max=batch_max, **patience)
         self._checks: CheckLoop | None = None
         close_at_exit(self)
 

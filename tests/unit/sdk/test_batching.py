@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from escrow.batching import BATCH_BYTES_MAX, LANE_MIN, Batcher
+from escrow.batching import BATCH_BYTES_MAX, Batcher
 from escrow.errors import Closed, InvalidRequest, Unreachable, refusal
 
 
@@ -71,29 +71,6 @@ def test_those_who_come_during_a_request_share_the_next(batcher, sender):
     assert first.result(60) == [0]
     assert [future.result(60) for future in later] == [[number * 10] for number in range(1, 21)]
     assert sender.sizes == [1, 20]
-
-
-def test_a_second_lane_goes_beside_the_first_when_enough_wait(sender):
-    batcher = Batcher("test", sender, lanes=2)
-    first = busy(batcher, sender)
-    second = [batcher.submit([number]) for number in range(1, LANE_MIN + 1)]
-    assert sender.entered.acquire(timeout=60)
-    third = [batcher.submit([number]) for number in range(100, 100 + 3 * LANE_MIN)]  # both lanes are taken
-    assert sender.sizes == [1, LANE_MIN]
-    sender.gate.set()
-    assert [future.result(60) for future in [first, *second]] == [[number * 10] for number in range(LANE_MIN + 1)]
-    assert [future.result(60) for future in third] == [[number * 10] for number in range(100, 100 + 3 * LANE_MIN)]
-    assert batcher.close(60)
-
-
-def test_few_wait_for_the_first_lane(sender):
-    batcher = Batcher("test", sender, lanes=2)
-    first = busy(batcher, sender)
-    few = [batcher.submit([number]) for number in range(1, LANE_MIN)]
-    sender.gate.set()
-    assert [future.result(60) for future in [first, *few]] == [[number * 10] for number in range(LANE_MIN)]
-    assert sender.sizes == [1, LANE_MIN - 1]
-    assert batcher.close(60)
 
 
 def test_who_lingers_goes_when_the_request_is_full(sender):
