@@ -10,11 +10,8 @@ beyond the published (flushed) ends. `read` returns when there is news: it sleep
 (store/wake.py), so an idle stream costs nothing and a record is picked up at once. It also returns after `WAIT_S` without news.
 
 Where much comes, batches follow one another only every GATHER_S: a batch costs Spark the same whether it has one record or
-thousands, and one right after the other would take half of the processors from producers. Consumers do not wait for it, since the edge serves
-them from the unsettled tail. A tick does not wait, nor does a backlog.
-
-Spark's own notion of where it stands does not matter: the settlement drops what lies under the store's cursor and refuses what
-begins beyond it.
+thousands, and one right after the other would take half of the processors from producers. Consumers do not wait for it, since the
+edge serves them from the unsettled tail. A tick does not wait, nor does a backlog.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ FORMAT: Final = "escrow"
 #: The longest sleep in one call. Waking ends it; this only bounds what a lost wake, or a dead driver, may cost.
 WAIT_S: Final = 2.0
 #: So many records a second are much.
-BUSY_PER_S: Final = 2_000.0
+BUSY_PER_S: Final = 600.0
 #: From the beginning of one batch to that of the next, then; and how often it is looked whether the driver wants one now.
 GATHER_S: Final = 0.25
 GLANCE_S: Final = 0.02
