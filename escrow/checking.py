@@ -2,7 +2,8 @@
 
     poller    long-polls, which makes the group live; takes no more than the workers can soon answer: few at first, more while
               they answer all of it at once
-    workers   call the listener, one check at a time each
+    workers   call the listener, one check at a time each. While they are quick, a worker takes a handful and says its answers
+              together; one that turns out to be slow says what it knows and gives back the rest
 
 Only an `Outcome` that the listener returns settles anything. An exception, None, or anything else is UNKNOWN with a remark, so
 that the half's history tells what went wrong. A check that is not answered is asked again in the next round: nothing here needs to
@@ -15,7 +16,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final
 
@@ -32,6 +33,9 @@ HELD_PER_WORKER: Final = 8
 HELD_MOST: Final = 512
 #: There was room again within this: twice as much may be in hand, next time. Slower than the other: only the first amount.
 QUICK_S, SLOW_S = 0.1, 1.0
+#: Checks in a handful, at most, and how long a worker may be at it.
+HANDFUL: Final = 64
+HANDFUL_S: Final = 0.02
 #: An empty answer sooner than this was no long poll: the server is stopping, or does not wait.
 TOO_SOON_S: Final = 0.05
 
@@ -45,7 +49,7 @@ class CheckLoop:
         group: str,
         member: str,
         listener: Callable[[Check], object],
-        end: Callable[[End], Future[list[EndAnswer]]],
+        end: Callable[[Sequence[End]], Future[list[EndAnswer]]],
         *,
         workers: int = 4,
         wait_s: float = 30.0,
@@ -57,7 +61,7 @@ class CheckLoop:
         lock = threading.Lock()
         self._came, self._room = threading.Condition(lock), threading.Condition(lock)
         self._inbox: deque[Check] = deque()
-        self._held, self._held_min = 0, workers * HELD_PER_WORKER
+        self._workers, self._held, self._held_min = workers, 0, workers * HELD_PER_WORKER
         self._held_max, self._full_at = self._held_min, 0.0
         self._stopping = threading.Event()
         self._no_more = False
@@ -119,8 +123,12 @@ class CheckLoop:
             return 0 if self._stopping.is_set() else self._held_max - self._held
 
     def _has_room(self) -> bool:
-        wanted = 1 if self._held_max == self._held_min else self._held_max // 2
+        wanted = self._held_max // 2 if self._quick else 1
         return self._held_max - self._held >= wanted
+
+    @property
+    def _quick(self) -> bool:
+        return self._held_max > self._held_min
 
     def _adapt(self, took_s: float) -> None:
         """So long it took from a poll that filled the hands until there was room again."""
@@ -150,44 +158,74 @@ class CheckLoop:
 
     # --- the workers ------------------------------------------------------------------------------------------------------
     def _work(self) -> None:
-        while (check := self._next()) is not None:
-            try:
-                self._answer(check)
-            finally:
-                with self._room:
-                    self._held -= 1
-                    if self._has_room():
-                        self._room.notify()
+        while checks := self._next():
+            done = self._answer(checks)
+            with self._room:
+                self._held -= done
+                if self._has_room():
+                    self._room.notify()
+                if done < len(checks):
+                    self._inbox.extendleft(reversed(checks[done:]))
+                    self._came.notify(len(checks) - done)
 
-    def _next(self) -> Check | None:
+    def _next(self) -> list[Check]:
+        """What a worker does next; nothing when the loop stops."""
         with self._came:
             while not self._inbox:
                 if self._no_more:
-                    return None
+                    return []
                 self._came.wait()
-            return self._inbox.popleft()
+            count = min(HANDFUL, -(-len(self._inbox) // self._workers)) if self._quick else 1
+            return [self._inbox.popleft() for _ in range(count)]
 
-    def _answer(self, check: Check) -> None:
+    def _answer(self, checks: Sequence[Check]) -> int:
+        """How many of them; at least one."""
+        ends: list[End] = []
+        until = time.monotonic() + HANDFUL_S
+        for check in checks:
+            ends.append(self._asked(check))
+            if time.monotonic() >= until:
+                break
+        self._say(ends)
+        return len(ends)
+
+    def _asked(self, check: Check) -> End:
         try:
             outcome, remark = outcome_of(self._listener(check), "on_check")
         except BaseException as error:  # sys.exit() in a listener included: it must not end this thread unheard
             log.warning("on_check failed for %s: it is answered UNKNOWN", check.id, exc_info=error)
             outcome, remark = Outcome.UNKNOWN, remark_of(error)
+        return End(check.id, outcome, remark, from_check=True)
+
+    def _say(self, ends: Sequence[End]) -> None:
         try:
-            said = self._end(End(check.id, outcome, remark, from_check=True))
+            said = self._end(ends)
         except EscrowError as error:
-            log.warning("the answer %s for %s was not sent (%s): it will be asked again", outcome, check.id, error)
+            _not_taken(ends, error)
             return
-        said.add_done_callback(lambda done: _note(done, check, outcome))
+        said.add_done_callback(lambda done: self._note(done, ends))
+
+    def _note(self, said: Future[list[EndAnswer]], ends: Sequence[End]) -> None:
+        if said.cancelled():
+            return
+        error = said.exception()
+        if error is None:
+            for end, answer in zip(ends, said.result(), strict=True):
+                _noted(end, answer)
+        elif len(ends) > 1 and isinstance(error, Refused):  # perhaps for one of them: the others shall not hear of it
+            for end in ends:
+                self._say([end])
+        else:
+            _not_taken(ends, error)
 
 
-def _note(said: Future[list[EndAnswer]], check: Check, outcome: Outcome) -> None:
-    if said.cancelled():
-        return
-    error = said.exception()
-    if error is not None:
-        log.warning("the answer %s for %s was not taken (%s): it will be asked again", outcome, check.id, error)
-        return
-    [answer] = said.result()
-    if not answer.stands and outcome is not Outcome.UNKNOWN:
-        log.error("the answer %s for %s came to nothing: %s %s %s", outcome, check.id, answer.verdict, answer.reason, answer.state)
+def _not_taken(ends: Sequence[End], error: BaseException) -> None:
+    for end in ends:
+        log.warning("the answer %s for %s was not taken (%s): it will be asked again", end.outcome, end.id, error)
+
+
+def _noted(end: End, answer: EndAnswer) -> None:
+    if not answer.stands and end.outcome is not Outcome.UNKNOWN:
+        log.error(
+            "the answer %s for %s came to nothing: %s %s %s", end.outcome, end.id, answer.verdict, answer.reason, answer.state
+        )

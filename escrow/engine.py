@@ -75,7 +75,8 @@ class Engine:
         if not group:
             raise ValueError("group: is empty; name the producer group that ends these transactions and is asked about them")
         self.group = group
-        self._key_prefix, self._key_numbers = secrets.token_hex(12), itertools.count()
+        #: 96 bits in 16 characters: a key is stored with its half.
+        self._key_prefix, self._key_numbers = secrets.token_urlsafe(12), itertools.count()
         self.api = Api(url, token=token, tls=tls, timeout_s=timeout_s, retry_for_s=retry_for_s)
         patience = {"linger_s": linger_s, "retry_for_s": retry_for_s, "timeout_s": timeout_s}
         self._halves: Batcher[_Keyed, Half] = Batcher("halves", self._send_halves, batch_max=batch_max, **patience)
@@ -103,7 +104,7 @@ class Engine:
 
     def _new_key(self) -> str:
         """A key that no other half of this group has: this engine's own random name, and a number."""
-        return f"{self._key_prefix}-{next(self._key_numbers)}"
+        return f"{self._key_prefix}.{next(self._key_numbers):x}"
 
     def send_messages(self, messages: Sequence[Message]) -> Future[list[Position]]:
         messages = carrying(messages)
@@ -114,9 +115,7 @@ class Engine:
 
     def listen(self, listener: Callable[[Check], object], member: str | None, *, threads: int, wait_s: float) -> None:
         """Begin to answer check requests."""
-        self._checks = CheckLoop(
-            self.api, self.group, member or own_name(), listener, lambda end: self.end([end]), workers=threads, wait_s=wait_s
-        )
+        self._checks = CheckLoop(self.api, self.group, member or own_name(), listener, self.end, workers=threads, wait_s=wait_s)
         self._checks.start()
 
     def close(self, timeout_s: float) -> bool:

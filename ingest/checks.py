@@ -21,7 +21,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -37,14 +37,13 @@ from store.reader import LogReader, TopicReader
 from store.records import State, check_count_of, state_of
 
 #: Entries read from the queue at one look; the rest at the next.
-LOOK_ENTRIES: Final = 65_536
+LOOK_ENTRIES: Final = 16_384
 _OPS_AT_ONCE: Final = 1 << 20
 #: Members of a group that are remembered; beyond it the one that was not seen for longest is forgotten.
 MEMBERS_MAX: Final = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class CheckRequest:
+class CheckRequest(NamedTuple):
     """A question about one half, with the half itself."""
 
     half_offset: int
@@ -53,8 +52,7 @@ class CheckRequest:
     frame: Frame
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Waiting(NamedTuple):
     """An entry of the check queue that nobody has got yet."""
 
     half_offset: int
@@ -199,13 +197,16 @@ class CheckDelivery:
         entries = entries[entries["size_bytes"] > 0]  # a rebuild after retention leaves holes
         half_offsets = entries["tags_code"].astype(np.int64)
         rows = topics.rows(half_offsets)
-        attempts = (check_count_of(rows["word"]) + 1).tolist()
+        asked = np.flatnonzero(state_of(rows["word"]) == int(State.PREPARED))
+        entries, rows = entries[asked], rows[asked]
+        columns = (
+            half_offsets[asked], entries["commit_log_offset"], entries["size_bytes"], check_count_of(rows["word"]) + 1,
+            rows["group_no"],
+        )  # fmt: skip
         woken = set()
-        for at in np.flatnonzero(state_of(rows["word"]) == int(State.PREPARED)).tolist():
-            group_no, half_offset, entry = int(rows["group_no"][at]), int(half_offsets[at]), entries[at]
+        for half_offset, offset, size_bytes, attempt, group_no in zip(*[column.tolist() for column in columns], strict=True):
             if half_offset not in self._handed and half_offset not in self._asked_now:
-                waiting = _Waiting(half_offset, int(entry["commit_log_offset"]), int(entry["size_bytes"]), attempts[at])
-                self._queues.setdefault(group_no, deque()).append(waiting)
+                self._queues.setdefault(group_no, deque()).append(_Waiting(half_offset, offset, size_bytes, attempt))
                 woken.add(group_no)
         for group_no in woken:
             self._wake(self._store.dictionary.groups[group_no])

@@ -196,9 +196,10 @@ class Committer:
     def _is_small(self, now_ms: int) -> bool:
         if self._calls or self._ends_waiting > SMALL_ENDS or self.queued_bytes > SMALL_BYTES:
             return False
-        messages = [message for queue in (self._messages, self._halves) for work in queue for message in work.content]
-        size_bytes = self.queued_bytes + (END_BYTES + REMARK_BYTES * REMARK_CHARACTERS) * (self._ends_waiting + len(self._ends))
-        return self._store.has_room(messages, self._ends_waiting + len(self._ends), size_bytes, now_ms)
+        halves, messages = ([message for work in queue for message in work.content] for queue in (self._halves, self._messages))
+        ops = self._ends_waiting + len(self._ends)
+        size_bytes = self.queued_bytes + (END_BYTES + REMARK_BYTES * REMARK_CHARACTERS) * ops
+        return self._store.has_room(halves, messages, ops, size_bytes, now_ms)
 
     def _finish(self, cycle: _Cycle) -> None:
         """Tell everybody, and go on with what came meanwhile."""

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -27,21 +28,24 @@ from store.listing import DISCARDED, ENDED, OPEN, Listing, Summary, Wanted
 from store.records import State
 
 #: A list request works so long, then it answers with what it has.
-SCAN_S: Final = 0.005
+SCAN_S: Final = 0.004
 #: The index follows the log this often, and works so long at a time.
 FOLLOW_S: Final = 0.5
 FOLLOW_WORK_S: Final = 0.05
 SUMMARY_S: Final = 1.0
 #: Counting may take this share of the time.
 SHARE: Final = 0.05
-TEXT_OF: Final = {
+TEXT_OF: Final[dict[int, Literal["pending", "committed", "rolled_back", "discarded"]]] = {
     0: "pending",
     int(State.COMMITTED): "committed",
     int(State.ROLLED_BACK): "rolled_back",
     int(State.DISCARDED_MAX): "discarded",
     int(State.DISCARDED_EXPIRED): "discarded",
 }
-REASON_OF: Final = {int(State.DISCARDED_MAX): "check_max", int(State.DISCARDED_EXPIRED): "expired"}
+REASON_OF: Final[dict[int, Literal["check_max", "expired"]]] = {
+    int(State.DISCARDED_MAX): "check_max",
+    int(State.DISCARDED_EXPIRED): "expired",
+}
 ENDS_OF: Final[dict[str, frozenset[int]]] = {
     "pending": OPEN,
     "discarded": DISCARDED,
@@ -90,17 +94,16 @@ class Query:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """One transaction in a list."""
+class Listed(msgspec.Struct):
+    """A transaction in a list. `reason`: why it was discarded. `age_s`: since it was stored, up to its end where that is known."""
 
     id: str
     group: str
     topic: str
     key: str
     tags: str
-    state: str
-    reason: str | None
+    state: Literal["pending", "discarded", "committed", "rolled_back", "quarantined"]
+    reason: Literal["check_max", "expired"] | None
     stored_at_ms: int
     born_at_ms: int
     settled_at_ms: int | None

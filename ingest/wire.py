@@ -18,7 +18,7 @@ from ingest.core import EndAnswer, EndRequest, JobState
 from ingest.deliveries import DeadLetter, Delivery, shown_properties
 from ingest.errors import InvalidRequest, UnsupportedMedia
 from ingest.history import Inspected, Transaction
-from ingest.listings import ListPage, Query
+from ingest.listings import Listed, ListPage, Query
 from ingest.operator import Action, Audited, Done
 from store.frames import CHECK_IMMUNITY_TIME_IN_SECONDS, KEYS, NAME_MAX_BYTES, NO_HOST, REAL_TOPIC, TAGS, Message
 from store.records import IMMUNITY_MAX_S, parse_immunity_s
@@ -297,30 +297,10 @@ class TransactionOut(Struct):
     history: list[EventOut] = []
 
 
-class ListedOut(Struct):
-    """A transaction in a list. `reason`: why it was discarded. `age_s`: since it was stored, up to its end where that is known."""
-
-    id: str
-    group: str
-    topic: str
-    key: str
-    tags: str
-    state: Literal["pending", "discarded", "committed", "rolled_back", "quarantined"]
-    reason: Literal["check_max", "expired"] | None
-    stored_at_ms: int
-    born_at_ms: int
-    settled_at_ms: int | None
-    age_s: int
-    attempts: int
-    immunity_s: int
-    outstanding: bool
-    half_offset: int
-
-
 class TransactionsOut(Struct):
     """`next` null: everything was looked at (`scanned_all`). `matched`: how many there are, where that was counted."""
 
-    transactions: list[ListedOut]
+    transactions: list[Listed]
     next: str | None
     matched: int | None
     scanned_all: bool
@@ -643,8 +623,7 @@ def query_of(given: FilterIn) -> Query:
 
 
 def transactions(page: ListPage) -> TransactionsOut:
-    listed = [msgspec.convert(each, ListedOut, from_attributes=True) for each in page.transactions]
-    return TransactionsOut(listed, page.following, page.matched, page.following is None)
+    return TransactionsOut(page.transactions, page.following, page.matched, page.following is None)
 
 
 def action(given: ActionIn, who: str) -> Action:

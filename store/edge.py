@@ -327,20 +327,20 @@ class EdgeStore:
             queues = heads["queue_id"][free].astype(np.int64) - 0x8000
             heads["queue_id"][free] = heads["queue_offset"][free] % queues
 
-    def has_room(self, messages: Sequence[Message], ops: int, size_bytes: int, now_ms: int) -> bool:
-        """Whether these messages, so many ops and so many bytes of frames go into files that are there, under names that are known:
-        then appending makes no file and flushes none, and may be done where nobody may wait for the disk."""
-        log, halves, routes = self.log, self.half_end + len(messages), self._routes
-        ops += self.op_end + len(messages)
-        keys = sum([bool(message.dedup_key) for message in messages])
+    def has_room(self, halves: Sequence[Message], messages: Sequence[Message], ops: int, size_bytes: int, now_ms: int) -> bool:
+        """Whether these halves, ordinary messages, so many ops and so many bytes of frames go into files that are there, under
+        names that are known: then appending makes no file and flushes none, and may be done where nobody may wait for the disk."""
+        log, half_end, routes = self.log, self.half_end + len(halves), self._routes
+        ops += len(messages)  # an ordinary message has its place among the ops
+        keys = sum([bool(half.dedup_key) for half in halves])
         return (
             log.segment_bytes - log.end % log.segment_bytes > 2 * size_bytes
             and log.file.end > log.end
-            and self.half_queue.file.end >= halves * ENTRY.itemsize
-            and self.op_queue.file.end >= ops * ENTRY.itemsize
-            and self.ends_table.file.end >= halves
+            and self.half_queue.file.end >= half_end * ENTRY.itemsize
+            and (not ops or self.op_queue.file.end >= (self.op_end + ops) * ENTRY.itemsize)
+            and self.ends_table.file.end >= half_end
             and self.dedup.has_room(len(self._keys) + keys if keys else 0, now_ms // 1000)
-            and all((message.group, message.topic) in routes for message in messages)
+            and all((message.group, message.topic) in routes for message in (*halves, *messages))
         )
 
     # --- ends ---------------------------------------------------------------------------------------------------------
@@ -423,9 +423,8 @@ class EdgeStore:
             return self.log.end
 
     def reopen(self, op_offset: int) -> int:
-        """The op was found corrupt: its half's end is worked out anew from the ops that can be read, so that check-back
-        settles a half
-        whose only end was lost. Returns the half_offset, -1 where the op spoke of none. Doing it again changes nothing."""
+        """The op was found corrupt: its half's end is worked out anew from the ops that can be read, so that check-back settles
+        a half whose only end was lost. Returns the half_offset, -1 where the op spoke of none. Doing it again changes nothing."""
         with self._append_lock:
             half_offset = self.op_queue.entry(op_offset)[2]
             if not 0 <= half_offset < self.half_end:

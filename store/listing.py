@@ -36,12 +36,14 @@ Ints = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
 
 #: Rows in one piece of the index, and half offsets looked at between two questions whether it is enough.
-PIECE_ROWS: Final = 1 << 16
+PIECE_ROWS: Final = 1 << 14
 SCAN_OFFSETS: Final = 1 << 13
-#: What the index keeps of a key. Longer ones are found by their beginning and then compared whole.
+#: What the index keeps of a key to search texts in. A whole key is found by its hash, however long it is.
 KEY_BYTES: Final = 256
 #: What a text search finds in a piece is collected one by one up to so many, and as columns beyond.
-FEW_HITS: Final = 2048
+FEW_HITS: Final = 256
+#: Where only so many rows of a piece are left, their keys are searched one by one.
+FEW_ROWS: Final = 1024
 #: Ops looked at, from either end, for the time at which halves of a page ended.
 ENDED_OPS: Final = 1 << 19
 #: Bytes of frames read, and so checked, for one page.
@@ -84,7 +86,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Halves between two offsets, as columns. Key n: keys[key_at[n] : key_at[n + 1] - 1]; no keys = not read."""
+    """Halves between two offsets, as columns. Key n: keys[key_at[n] : key_at[n + 1] - 1]; no keys = not read. Other hashes,
+    other keys."""
 
     first: int
     stop: int
@@ -92,6 +95,7 @@ class Columns:
     stored_at_ms: Ints
     group_no: Array
     topic_no: Array
+    key_hash: Array | None = None
     key_at: Ints | None = None
     keys: bytes = b""
 
@@ -101,24 +105,33 @@ class Columns:
     def keep(self, kept: Array) -> Columns:
         """Only the rows where it is true."""
         assert self.key_at is not None
+        assert self.key_hash is not None
         lengths = np.diff(self.key_at)
         content = np.frombuffer(self.keys, np.uint8)[1:][np.repeat(kept, lengths)]
         return Columns(
             self.first, self.stop, self.half_offset[kept], self.stored_at_ms[kept], self.group_no[kept], self.topic_no[kept],
-            _starts(lengths[kept]), _SEPARATOR + content.tobytes(),
+            self.key_hash[kept], _starts(lengths[kept]), _SEPARATOR + content.tobytes(),
         )  # fmt: skip
 
     def behind(self, before: Columns) -> Columns:
         """Both as one."""
         assert self.key_at is not None
+        assert self.key_hash is not None
         assert before.key_at is not None
+        assert before.key_hash is not None
         both = np.concatenate
         return Columns(
             before.first, self.stop,
             both([before.half_offset, self.half_offset]), both([before.stored_at_ms, self.stored_at_ms]),
             both([before.group_no, self.group_no]), both([before.topic_no, self.topic_no]),
+            both([before.key_hash, self.key_hash]),
             both([before.key_at, self.key_at[1:] + (len(before.keys) - 1)]), before.keys + self.keys[1:],
         )  # fmt: skip
+
+
+def _hash(key: bytes) -> int:
+    """Of this process: the index does not outlive it."""
+    return hash(key) & 0xFFFFFFFF
 
 
 def _starts(lengths: Any) -> Ints:
@@ -151,7 +164,6 @@ class _Filter:
     """`Wanted` in numbers. None of them can match when `impossible`."""
 
     wanted: Wanted
-    ends: Array
     group_no: int | None = None
     topic_no: int | None = None
     key: bytes | None = None
@@ -243,7 +255,7 @@ class Listing:
             start = int(half_offsets[at]) // ENDS_SEGMENT * ENDS_SEGMENT
             stop = int(np.searchsorted(half_offsets, start + ENDS_SEGMENT))
             content = np.frombuffer(self._ends.file.segment(start).buffer, np.uint8)
-            found[at:stop] = content[half_offsets[at:stop] - start]
+            found[at:stop] = content[_places(half_offsets[at:stop], start)]
             at = stop
         return found
 
@@ -264,9 +276,11 @@ class Listing:
         columns = offsets, heads["stored_at_ms"].copy(), heads["group_no"].copy(), heads["topic_no"].copy()
         if not with_keys:
             return Columns(first, stop, *columns)
-        keys = [key[:KEY_BYTES] for key in self._read_keys(entries, heads)]
+        whole = list(self._read_keys(entries, heads))
+        hashes = np.fromiter(map(_hash, whole), np.uint32, len(whole))
+        keys = [key[:KEY_BYTES] for key in whole]
         key_at = _starts([len(key) + 1 for key in keys])
-        return Columns(first, stop, *columns, key_at, b"".join([_SEPARATOR, *[key + _SEPARATOR for key in keys]]))
+        return Columns(first, stop, *columns, hashes, key_at, b"".join([_SEPARATOR, *[key + _SEPARATOR for key in keys]]))
 
     def _read_keys(self, entries: Array, heads: Array) -> Iterator[bytes]:
         log = self._log.log
@@ -284,7 +298,7 @@ class Listing:
         group_no = None if wanted.group is None else names.group_no(wanted.group)
         topic_no = None if wanted.topic is None else names.topic_no(wanted.topic)
         impossible = (wanted.group is not None and group_no is None) or (wanted.topic is not None and topic_no is None)
-        found = _Filter(wanted, _lut(wanted.ends), group_no, topic_no, impossible=impossible)
+        found = _Filter(wanted, group_no, topic_no, impossible=impossible)
         if wanted.key is not None:
             found.key = wanted.key.encode(errors="surrogatepass")
         if wanted.text:
@@ -297,19 +311,18 @@ class Listing:
         """The half offsets from low on and before high that are wanted, ascending. What costs least comes first."""
         positions = self._by_columns(columns, filter, low, high)
         if filter.key is not None and len(positions):
-            positions = positions[self._has_key(columns, positions, filter.key, exact=True)]
+            positions = positions[self._is_key(columns, positions, filter.key)]
         if filter.text is not None and len(positions):
             positions = positions[self._has_text(columns, positions, filter)]
         offsets: Ints = columns.half_offset[positions]
         if filter.by_attempts and len(offsets):
             offsets = offsets[_within(check_count_of(self._words(offsets)), filter.wanted)]
-        return offsets[filter.ends[self._ends_of(offsets)]]
+        return offsets
 
-    @staticmethod
-    def _by_columns(columns: Columns, filter: _Filter, low: int, high: int) -> Ints:
+    def _by_columns(self, columns: Columns, filter: _Filter, low: int, high: int) -> Ints:
         wanted = filter.wanted
         first, stop = np.searchsorted(columns.half_offset, [low, high]).tolist()
-        tests = []
+        tests = [_among(self._ends_of(columns.half_offset[first:stop]), wanted.ends)]
         if filter.group_no is not None:
             tests.append(columns.group_no[first:stop] == filter.group_no)
         if filter.topic_no is not None:
@@ -318,8 +331,6 @@ class Listing:
             tests.append(columns.stored_at_ms[first:stop] >= wanted.stored_from_ms)
         if wanted.stored_until_ms is not None:
             tests.append(columns.stored_at_ms[first:stop] <= wanted.stored_until_ms)
-        if not tests:
-            return np.arange(first, stop)
         kept = tests[0]
         for test in tests[1:]:
             kept &= test
@@ -331,27 +342,37 @@ class Listing:
         found = _looked_up(filter.groups_with_text, columns.group_no[positions])
         found |= _looked_up(filter.topics_with_text, columns.topic_no[positions])
         if not found.all():
-            found |= self._has_key(columns, positions, filter.text, exact=False)
+            found |= self._in_key(columns, positions, filter.text)
         return found
 
-    def _has_key(self, columns: Columns, positions: Ints, key: bytes, *, exact: bool) -> Array:
-        """Which of these rows have this key, or one that contains it."""
-        if _SEPARATOR in key or b"\x01" in key:
-            return np.zeros(len(positions), np.bool_)
+    def _is_key(self, columns: Columns, positions: Ints, key: bytes) -> Array:
+        """Which of these rows have this key."""
+        if columns.key_hash is None:
+            return self._keys_where(columns, positions, key.__eq__)
+        found = columns.key_hash[positions] == _hash(key)
+        alike = np.flatnonzero(found)
+        if len(alike):
+            found[alike] = self._keys_where(columns, positions[alike], key.__eq__)
+        return np.asarray(found)
+
+    def _in_key(self, columns: Columns, positions: Ints, text: bytes) -> Array:
+        """Which of these rows have a key that contains it."""
         if columns.key_at is None:
-            entries, heads = self._log.half_heads(columns.half_offset[positions])
-            keys = self._read_keys(entries, heads)
-            return np.fromiter((each == key if exact else key in each for each in keys), np.bool_, len(positions))
-        hits = _hits(columns.keys, _SEPARATOR + key[:KEY_BYTES] + _SEPARATOR if exact else key)
-        hits = hits + 1 if exact else hits
+            return self._keys_where(columns, positions, lambda key: text in key)
+        if len(positions) <= FEW_ROWS:
+            bounds = zip(columns.key_at[positions].tolist(), (columns.key_at[positions + 1] - 1).tolist(), strict=True)
+            find = columns.keys.find
+            return np.fromiter((find(text, first, stop) >= 0 for first, stop in bounds), np.bool_, len(positions))
+        if _SEPARATOR in text:
+            return np.zeros(len(positions), np.bool_)
         has = np.zeros(len(columns), np.bool_)
-        has[np.searchsorted(columns.key_at, hits, side="right") - 1] = True
-        found = has[positions]
-        if exact and len(key) >= KEY_BYTES:  # the index knows only its beginning
-            at = np.flatnonzero(found)
-            whole = self._read_keys(*self._log.half_heads(columns.half_offset[positions[at]]))
-            found[at] = np.fromiter((each == key for each in whole), np.bool_, len(at))
-        return found
+        has[np.searchsorted(columns.key_at, _hits(columns.keys, text), side="right") - 1] = True
+        return np.asarray(has[positions])
+
+    def _keys_where(self, columns: Columns, positions: Ints, test: Callable[[bytes], bool]) -> Array:
+        """Whole keys, from the files."""
+        keys = self._read_keys(*self._log.half_heads(columns.half_offset[positions]))
+        return np.fromiter(map(test, keys), np.bool_, len(positions))
 
     # --- listings --------------------------------------------------------------------------------------------------------------
     def page(
@@ -589,6 +610,20 @@ def _many_hits(content: bytes, wanted: bytes) -> Ints:
             break
         at = at[letters[at + number] == found[number]]
     return at
+
+
+def _among(marks: Array, ends: frozenset[int]) -> Array:
+    if len(ends) == 1:  # as of open ones: many times faster than a table
+        return np.asarray(marks == next(iter(ends)))
+    return np.asarray(_lut(ends)[marks])
+
+
+def _places(ascending: Ints, start: int) -> Ints | slice:
+    """Where they are, from start on; as a slice where there is no gap, which is many times faster."""
+    first, last = int(ascending[0]), int(ascending[-1])
+    if last - first + 1 == len(ascending):
+        return slice(first - start, last + 1 - start)
+    return ascending - start
 
 
 def _looked_up(table: Array, numbers: Array) -> Array:

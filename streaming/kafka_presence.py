@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from sinks.kafka import groups
 from sinks.kafka.clients import Connection
 
-ASK_S: Final = 20.0
+ASK_S: Final = 5.0
 KNOWN_S: Final = 1.0
-GROUPS_PER_REQUEST: Final = 500
 
 
 class GroupsAlive:
@@ -27,22 +26,12 @@ class GroupsAlive:
     def __init__(self, connection: Connection, prefix: str) -> None:
         self._admin: AdminClient = connection.admin()
         self._prefix = prefix
-        self._known: dict[str, tuple[bool, float]] = {}
+        self._live: dict[str, bool] = {}
+        self._known_until_s = 0.0
 
-    def of(self, groups: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """For each group whether somebody can be asked. Kafka out of reach: nobody."""
-        now_s = time.monotonic()
-        unknown = [group for group in groups if self._known.get(group, (False, 0.0))[1] < now_s]
-        for first in range(0, len(unknown), GROUPS_PER_REQUEST):
-            self._ask(unknown[first : first + GROUPS_PER_REQUEST])
-        return np.array([self._known[group][0] for group in groups], np.bool_)
-
-    def _ask(self, groups: list[str]) -> None:
-        asked = self._admin.describe_consumer_groups([self._prefix + group for group in groups], request_timeout=ASK_S)
-        for group in groups:
-            answer: Any = asked[self._prefix + group]
-            try:
-                alive = bool(answer.result(ASK_S).members)
-            except KafkaException:  # no such group, or no answer
-                alive = False
-            self._known[group] = (alive, time.monotonic() + KNOWN_S)
+    def of(self, producer_groups: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """For each group whether somebody can be asked. Kafka, or the group's coordinator, out of reach: nobody."""
+        if producer_groups and time.monotonic() >= self._known_until_s:
+            self._live = groups.members(self._admin, ASK_S).live
+            self._known_until_s = time.monotonic() + KNOWN_S
+        return np.array([self._live.get(self._prefix + group, False) for group in producer_groups], np.bool_)

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -105,10 +106,16 @@ class KafkaJobService:
         self._ticker = threading.Thread(target=self._run_ticker, name="ticker", daemon=True)
         self._closed = False
         self.owner = f"{socket.gethostname()}:{os.getpid()}"
-        try:
+        with self._told():
             self._open()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What Kafka's client raises, as a sentence."""
+        try:
+            yield
         except KafkaException as error:
-            raise JobError(f"Kafka at {settings.kafka_bootstrap_servers}: {error.args[0].str()}") from error
+            raise JobError(f"Kafka at {self.settings.kafka_bootstrap_servers}: {error.args[0].str()}") from error
 
     @staticmethod
     def _made(directory: Path) -> Path:
@@ -152,6 +159,10 @@ class KafkaJobService:
 
     def take_over(self, wanted: Callable[[], bool] = lambda: True, timeout_s: float | None = None) -> bool:
         """Wait for the lease, claim every shard; False where time is up or `wanted` says no. A standby follows the redo topic."""
+        with self._told():
+            return self._take_over(wanted, timeout_s)
+
+    def _take_over(self, wanted: Callable[[], bool], timeout_s: float | None) -> bool:
         settings, give_up_s = self.settings, time.monotonic() + (timeout_s if timeout_s is not None else 1e9)
         if self._lease is None:
             options = self.connection.librdkafka()

@@ -7,6 +7,7 @@ warehouse in it; those of earlier starts are removed.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -81,6 +82,7 @@ def make_run_directory(settings: Settings) -> Path:
     return Path(tempfile.mkdtemp(prefix=RUN_PREFIX, dir=settings.spark_dir))
 
 
+TASK_ATTEMPTS: Final = 4
 #: Kafka mode: real plans over real data, perhaps on other machines.
 KAFKA: Final[Mapping[str, str]] = {
     # Asking the brokers for news has a price.
@@ -92,7 +94,7 @@ KAFKA: Final[Mapping[str, str]] = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     # A task that lost its executor is started on another; what it does is fenced and idempotent.
-    "spark.task.maxFailures": "4",
+    "spark.task.maxFailures": str(TASK_ATTEMPTS),
     "spark.redaction.regex": "(?i)secret|password|token|jaas|keystore|truststore",
 }
 
@@ -102,6 +104,8 @@ def kafka_conf(settings: Settings) -> dict[str, str]:
     local = settings.spark_master.startswith("local")
     conf = {
         **KAFKA,
+        # local[n] knows no second attempt, whatever maxFailures says: a Python worker that dies would end the job.
+        "spark.master": re.sub(r"^local\[([^,\]]+)\]$", rf"local[\1,{TASK_ATTEMPTS}]", settings.spark_master),
         "spark.jars": ",".join(str(jar) for jar in connector_jars(settings.kafka_jars_dir)),
         "spark.driver.host": settings.spark_driver_host,
         "spark.driver.bindAddress": "127.0.0.1" if local or settings.spark_driver_host == "127.0.0.1" else "0.0.0.0",

@@ -115,7 +115,12 @@ class Talker:
                 list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=env
             )
         #: What it told when it was ready.
-        self.said = self.answer()
+        try:
+            self.said = self.answer()
+        except BaseException:  # nobody else knows of it yet
+            self.process.kill()
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self

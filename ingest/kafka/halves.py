@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from sinks.kafka.clients import Connection
+from sinks.kafka.clients import NO_GROUP, Connection, bounds_of
 
 #: A gap between two offsets that is read over rather than jumped.
 GAP_MAX: Final = 256
@@ -17,8 +17,6 @@ ASK_S: Final = 10.0
 _AT_ONCE: Final = 512
 #: After an outage everybody is back soon: the brokers of one endpoint are few.
 RECONNECT_MS: Final = 1000
-#: librdkafka wants one; nothing is ever committed in it, and nobody joins it.
-NO_GROUP: Final = "escrow-reads-only"
 
 
 def reading(connection: Connection, **more: Any) -> dict[str, Any]:
@@ -44,7 +42,7 @@ class Reader:
         with self._lock:
             if self._consumer is None:
                 self._consumer = Consumer(self._options)
-            low, high = self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), timeout=ASK_S, cached=False)
+            low, high = bounds_of(self._consumer, self._topic, partition, ASK_S)
             wanted = sorted({offset for offset in offsets if low <= offset < high})
             found: dict[int, Any] = {}
             try:

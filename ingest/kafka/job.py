@@ -1,16 +1,13 @@
-"""What can be seen of the job from here: whether some driver is a member of the lease's consumer group.
-
-By the list of groups, not by a description of the one: librdkafka 2.16 ends the process when it loses the broker while it looks for
-a group's coordinator on behalf of an admin request (an assertion in rdkafka_queue.h).
-"""
+"""What can be seen of the job from here: whether some driver is a member of the lease's consumer group."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Final
 
-from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient
+
+from sinks.kafka import groups
 
 LOOK_S: Final = 5.0
 ASK_S: Final = 10.0
@@ -29,11 +26,9 @@ class JobWatch:
             await asyncio.sleep(LOOK_S)
 
     def _look(self) -> str:
-        try:
-            listed = self._admin.list_consumer_groups(request_timeout=ASK_S).result(ASK_S)
-        except (KafkaException, TimeoutError):  # out of reach: nothing is known of it
+        live, whole = groups.members(self._admin, ASK_S)
+        if self._group not in live and not whole:  # out of reach: nothing is known of it
             return "silent" if self.state == "running" else self.state
-        states = {group.group_id: group.state for group in listed.valid}
-        if self._group not in states:
+        if self._group not in live:
             return "absent"
-        return "silent" if states[self._group] in (ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD) else "running"
+        return "running" if live[self._group] else "silent"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType
 
 from ingest.errors import EdgeError, KafkaRefused
@@ -33,6 +33,7 @@ TOPICS_MAX: Final = 10_000
 PROPERTIES_MAX_BYTES: Final = 32 << 10
 #: What a record has besides key, value and headers, with room to spare.
 RECORD_BYTES: Final = 512
+UNKNOWN_BYTES: Final = 1 << 40
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
@@ -98,15 +99,21 @@ class RealTopics:
         except KafkaException as error:
             if error.args[0].retriable() or error.args[0].code() < 0:
                 raise
-            return RealTopic(0, at_s=time.monotonic())
+            hidden = error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+            return RealTopic(int(hidden), may_write=not hidden, at_s=time.monotonic())
         allowed = topic.authorized_operations
-        config = next(iter(self._admin.describe_configs([ConfigResource(ResourceType.TOPIC, name)]).values())).result(ASK_S)
         return RealTopic(
-            len(topic.partitions),
-            int(config["max.message.bytes"].value),
-            not allowed or AclOperation.WRITE in allowed,
-            time.monotonic(),
-        )
+            len(topic.partitions), self._max_bytes(name), not allowed or AclOperation.WRITE in allowed, time.monotonic()
+        )  # fmt: skip
+
+    def _max_bytes(self, name: str) -> int:
+        resource = ConfigResource(ResourceType.TOPIC, name)
+        try:
+            return int(self._admin.describe_configs([resource])[resource].result(ASK_S)["max.message.bytes"].value)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise
+            return UNKNOWN_BYTES  # who may write to a topic need not see its settings: the release finds out
 
 
 # --- out ----------------------------------------------------------------------------------------------------------------------

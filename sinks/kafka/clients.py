@@ -7,6 +7,7 @@ from their files when the options are made, never logged, and reach executors in
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,10 @@ from sinks.errors import KafkaUnfit
 from sinks.kafka.contract import Topics
 
 ADMIN_S: Final = 60.0
+LOOK_S: Final = 3.0
 LOG_APPEND: Final = "LogAppendTime"
+#: librdkafka wants a group of whoever reads, and asks the brokers for it. Nobody joins this one, and no offset is committed in it.
+NO_GROUP: Final = "escrow-reads-only"
 
 Options = dict[str, Any]
 
@@ -78,6 +82,37 @@ class Connection:
     def admin(self) -> AdminClient:
         return AdminClient(self.librdkafka())
 
+    def require_login(self, timeout_s: float) -> None:
+        """Until a broker has let us in. KafkaUnfit where it will not; KafkaException where none answers."""
+        heard: list[KafkaError] = []
+        admin, give_up_s = AdminClient(self.librdkafka() | {"error_cb": heard.append}), time.monotonic() + timeout_s
+        while True:
+            try:
+                admin.list_topics(timeout=LOOK_S)
+                return
+            except KafkaException:
+                admin.poll(0)
+                problem = next((problem for error in heard if (problem := self._login_problem(error))), "")
+                if problem:
+                    raise KafkaUnfit(f"Kafka at {self.bootstrap_servers}: {problem}") from None
+                if time.monotonic() > give_up_s:
+                    raise
+
+    def _login_problem(self, error: KafkaError) -> str:
+        """What to change, in the words of the settings; "" where waiting may help."""
+        if error.code() == KafkaError._AUTHENTICATION:
+            secret = "the file of kafkaSaslPasswordFile" if self.sasl_password_file else "kafkaSaslPassword"
+            return (
+                f"it does not let kafkaSaslUsername {self.sasl_username!r} in ({error.str()}): set kafkaSaslUsername, {secret} and "
+                f"kafkaSaslMechanism (now {self.sasl_mechanism}) as the brokers know them"
+            )
+        if error.code() == KafkaError._SSL:
+            return (
+                f"no TLS with it ({error.str()}): kafkaTlsCaFile must hold the certificates that sign the brokers' ones, and "
+                "kafkaBootstrapServers the names in these; brokers that ask for a client's certificate want kafkaTlsCertFile"
+            )
+        return ""
+
 
 def _text(file: str) -> str:
     try:
@@ -95,6 +130,7 @@ def ensure_topics(
     connection: Connection, topics: Topics, *, partitions: int, replication: int, min_insync: int, retention_ms: int
 ) -> int:
     """Make the topics that are missing, look at those that are there; the number of shards."""
+    connection.require_login(ADMIN_S)
     admin = connection.admin()
     there = admin.list_topics(timeout=ADMIN_S).topics
     shards = len(there[topics.half].partitions) if topics.half in there else partitions
@@ -174,13 +210,17 @@ def shard_count(admin: AdminClient, topics: Topics) -> int:
 
 
 def bounds_of(consumer: Consumer, topic: str, partition: int, timeout_s: float = 30.0) -> tuple[int, int]:
-    """(begin, end) of a partition. Asked again while its leader is being found: a topic that was just made has none yet."""
+    """(begin, end) of a partition. Asked again while its leader is being found: a topic that was just made has none yet, one
+    whose broker died neither. A client that reads nothing of a topic does not look for its new leaders by itself: it is told to."""
     give_up_s = time.monotonic() + timeout_s
     while True:
         try:
-            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=timeout_s)
+            asking_s = min(LOOK_S, timeout_s)
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=asking_s, cached=False)
             return int(low), int(high)
         except KafkaException:
             if time.monotonic() > give_up_s:
                 raise
+            with suppress(KafkaException):
+                consumer.list_topics(topic, timeout=asking_s)
             time.sleep(0.1)

@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from sinks.errors import RedoBroken
 from sinks.kafka import contract
-from sinks.kafka.clients import bounds_of
+from sinks.kafka.clients import NO_GROUP, bounds_of
 from store.redo_log import MARKER, REDO, Marker, batch_crc, decode_marker, encode_marker
 
 CLAIM, ENTRIES, MARK = b"claim", b"entries", b"marker"
@@ -121,7 +121,7 @@ class Decoder:
 def redo_consumer(options: dict[str, Any]) -> Consumer:
     """No group is ever joined and no offset committed: the id is asked for, not used."""
     fixed = {"isolation.level": "read_committed", "enable.partition.eof": True, "enable.auto.commit": False}
-    return Consumer({**options, **fixed, "group.id": "escrow-redo", "auto.offset.reset": "error"})
+    return Consumer({**options, **fixed, "group.id": NO_GROUP, "auto.offset.reset": "error"})
 
 
 def take(consumer: Consumer, count: int, timeout_s: float) -> list[Message]:

@@ -19,15 +19,15 @@ producer is thrown away: the next attempt begins at 1, and 2 decides what became
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import AclOperation, AdminClient
 
 from sinks.kafka import clients, contract, redo
 from sinks.kafka.collector import no_collector
@@ -180,7 +180,7 @@ def _take(task: Task, key: str) -> _Owner:
     for other in [other for other in _owners if other.startswith(f"{target.transactional_id}/")]:
         _forget(other)
     producer, sequence = _fence(task)
-    options = {"group.id": "escrow-release", "enable.auto.commit": False, "auto.offset.reset": "error"}
+    options = {"group.id": clients.NO_GROUP, "enable.auto.commit": False, "auto.offset.reset": "error"}
     queue = {
         "queued.max.messages.kbytes": 32 << 10,
         "fetch.message.max.bytes": 4 << 20,
@@ -240,13 +240,20 @@ def _write(owner: _Owner, task: Task) -> Done:
     while True:
         attempt = _Attempt(owner, task, refused, singly, knows)
         owner.producer.begin_transaction()
-        with contextlib.suppress(_Refused):
+        try:
             attempt.effects(entries)  # 3
             attempt.flush()
-        if not attempt.failed:
-            break
-        attempt.judge()
-        owner.producer.abort_transaction(DEADLINE_S)
+            if not attempt.failed:
+                break
+        except _Refused:
+            pass
+        except KafkaException:
+            # Without the right to write to one topic nothing of the transaction goes out, and no report says why.
+            if attempt.failed or not knows.bar(_unwritable(task.target, owner.topics)):
+                raise
+        if attempt.failed:  # otherwise Kafka knows of no transaction, and to abort it would be an error
+            attempt.judge()
+            owner.producer.abort_transaction(DEADLINE_S)
         # After a refusal the client's sequence numbers have a gap, which the broker does not forgive: a new one, from step 1.
         owner.producer, owner.sequence = _fence(task)
         if owner.sequence >= task.marker.sequence:
@@ -272,10 +279,32 @@ class _Known:
     def __bool__(self) -> bool:
         return bool(self._barred or self._too_large)
 
+    def bar(self, topics: Iterable[str]) -> bool:
+        """Nothing goes to these; False where that was known."""
+        new = set(topics) - set(self._barred)
+        self._barred.update({topic: f"topic {topic}: Escrow's Kafka user may not write to it" for topic in new})
+        return bool(new)
+
     def problem(self, topic: str, size_bytes: int) -> str:
         if size_bytes >= self._too_large.get(topic, size_bytes + 1):
             return f"too large for topic {topic}, as another of {self._too_large[topic]} bytes was"
         return self._barred.get(topic, "")
+
+
+def _unwritable(target: Target, topics: Iterable[str]) -> list[str]:
+    """Those of these topics that we may not write to."""
+    found = []
+    admin = AdminClient(target.client)
+    asked = admin.describe_topics(TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=METADATA_S)
+    for topic, described in asked.items():
+        try:
+            allowed = described.result(METADATA_S).authorized_operations
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                found.append(topic)
+        else:
+            found += [topic] if allowed and AclOperation.WRITE not in allowed else []
+    return found
 
 
 class _Refused(Exception):

@@ -1,15 +1,20 @@
-"""The campaign: kill -9 of driver, executor, broker at random, under load; then read_committed consumers see exactly the commits.
+"""The campaign: kill -9 of driver, executor, broker leader and endpoint at random, under load; then read_committed consumers see
+exactly the commits.
 
-    python -m tests.kafka.campaign --kills 100 --seed 7         (make chaos-kafka KILLS=100 SEED=7)
+    python -m tests.kafka.campaign --kills 100 --seed 7         (make chaos-kafka KAFKA_KILLS=100 SEED=7)
 
 The long form runs three brokers and a standalone Spark cluster of two workers. Kinds of kills:
     driver     the job's process with its Java side
     jvm        its Java side alone
     worker     a Python worker of Spark: where release tasks run
     executor   the Java side of an executor (standalone cluster)
-    broker     a broker, the leader of a random half partition; it is started again
+    broker     the leader of a random half partition; it is started again
+    endpoint   the HTTP endpoint; it is started again, one time in four in an empty directory
     store      as driver, and the job's data directory is emptied: the next start rebuilds it from Kafka
-Only a kill of a living process counts. Dead parts are started again at once, while the load goes on.
+and, not counted among the kills:
+    outage     no broker answers for a minute
+Only a kill of a living process counts. Dead parts are started again at once, while the load goes on. A kill is recovered from when
+a message comes out that was written after it (of an endpoint: when an end is acknowledged).
 """
 
 from __future__ import annotations
@@ -20,135 +25,125 @@ import os
 import random
 import shutil
 import signal
+import statistics
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from confluent_kafka import Message, Producer
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import OffsetSpec
 
-from escrow.processes import session_members
+from tests.kafka.campaign_load import SETTLE_S, DirectLoad, EndpointLoad, Promised, Seen, audit, audit_halves, both, numbers_of
+from tests.support.endpoint import Endpoint, quiet_port
 from tests.support.kafka import Cluster, kafka_cluster
-from tests.support.kafka_world import Job, KafkaWorld
+from tests.support.kafka_world import Job, KafkaWorld, processes
 from tests.support.spark_cluster import SparkCluster, spark_cluster
 
-SETTLE_S = 900.0
-KEYS = 12
 REAL_PARTITIONS = 3
-REAL_TOPIC = "paid"
+OUTAGE_S = 60.0
+#: Kinds and how often each; an outage comes once in fifty kills.
+WEIGHTS = {"driver": 3, "jvm": 1, "worker": 5, "executor": 4, "broker": 4, "endpoint": 4, "store": 1}
+FLAGS = (
+    f"idKeys={'5e' * 32}",
+    "sparkDriverMemory=512MiB",
+    "kafkaTransactionTimeout=30s",
+    # Checks soon and often; nobody is given up because his endpoint was killed fifteen times.
+    "transactionTimeOut=2s",
+    "transactionCheckInterval=3s",
+    "transactionCheckMax=255",
+)
 
 
-class Load:
-    """A producer that never stops: halves with keys, and what became of each. Retries are the client's, idempotent."""
+@dataclass(slots=True)
+class Kill:
+    """`reached`: where the real topic ended when it was done, and how many ends the endpoint had acknowledged."""
 
-    def __init__(self, world: KafkaWorld, partitions: int, seed: int) -> None:
-        self._world, self._partitions, self._rng = world, partitions, random.Random(seed)
-        options = {"bootstrap.servers": world.cluster.bootstrap, "enable.idempotence": True, "log_level": 2, "linger.ms": 2}
-        self._producer = Producer({**options, "delivery.timeout.ms": 1_800_000, "message.timeout.ms": 1_800_000})
-        self.committed: list[int] = []
-        self.rolled_back = self.undecided = self.sent = self.ops_acknowledged = self.ops_sent = 0
-        self.problems: list[str] = []
+    kind: str
+    at_s: float
+    reached: dict[int, int]
+    acknowledged: int
+    recovered_s: float | None = None
+
+
+class Watch:
+    """A read_committed consumer that follows the real topic all the time, and sees when the system goes on after a kill."""
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self._cluster, self._topic = cluster, topic
+        options = {"bootstrap.servers": cluster.bootstrap, "group.id": "unused", "enable.auto.commit": False, "log_level": 2}
+        self._consumer = Consumer({**options, "isolation.level": "read_committed", "auto.offset.reset": "error"})
+        self._consumer.assign([TopicPartition(topic, partition, 0) for partition in range(REAL_PARTITIONS)])
+        self.seen: list[Seen] = []
+        self._reached: dict[int, int] = {}
+        self.kills: list[Kill] = []
+        self.load: EndpointLoad | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            for _ in range(self._rng.randrange(1, 20)):
-                self._half()
-            # About 300 a second: kills should meet a job that settles, not a backlog that nobody could work off.
-            self._producer.poll(0)
-            self._stopping.wait(self._rng.uniform(0.0, 0.06))
-        self._producer.flush(SETTLE_S)
+            for message in self._consumer.consume(500, timeout=0.1):
+                if message.error() is None:
+                    self.seen.append(Seen.of(message))
+                    self._reached[self.seen[-1].partition] = self.seen[-1].offset + 1
+            for kill in self.kills:
+                if kill.recovered_s is None and self._goes_on_after(kill):
+                    kill.recovered_s = time.monotonic() - kill.at_s
+                    _say(f"goes on {kill.recovered_s:.1f} s after {kill.kind}")
+        self._consumer.close()
 
-    def _half(self) -> None:
-        number, self.sent = self.sent, self.sent + 1
-        key = number % KEYS
-        outcome = self._rng.choices(("COMMIT", "ROLLBACK", None), (7, 2, 1))[0]
-        headers = [("escrow-group", b"orders"), ("escrow-topic", REAL_TOPIC.encode()), ("escrow-immunity", b"86400")]
-        self._produce(
-            self._world.half, b"%d" % number, key=b"key-%d" % key, partition=key % self._partitions, headers=headers,
-            on_delivery=lambda error, message: self._stored(error, message, number, outcome),
-        )  # fmt: skip
+    def _goes_on_after(self, kill: Kill) -> bool:
+        if kill.kind == "endpoint":
+            return self.load is not None and self.load.acknowledged > kill.acknowledged
+        return any(offset > kill.reached.get(partition, 0) for partition, offset in self._reached.items())
 
-    def _produce(self, topic: str, value: bytes, **options: Any) -> None:
+    def ends(self) -> dict[int, int]:
+        """Where the real topic ends, with what is not committed yet."""
+        wanted = {TopicPartition(self._topic, partition): OffsetSpec.latest() for partition in range(REAL_PARTITIONS)}
         while True:
-            try:
-                self._producer.produce(topic, value, **options)
-                return
-            except BufferError:
-                self._producer.poll(0.1)
+            with contextlib.suppress(KafkaException):  # a broker was killed a moment ago
+                admin = self._cluster.admin()  # a new one: an old one keeps to leaders that were
+                return {at.partition: future.result(60).offset for at, future in admin.list_offsets(wanted).items()}
+            time.sleep(0.2)
 
-    def _stored(self, error: Any, message: Message, number: int, outcome: str | None) -> None:
-        if error is not None:
-            self.problems.append(f"half {number}: {error}")
-            return
-        if outcome is None:
-            self.undecided += 1
-            return
-        self.ops_sent += 1
-        headers = [
-            ("escrow-op", outcome.encode()),
-            ("escrow-half-offset", b"%d" % (message.offset() or 0)),
-            ("escrow-group", b"orders"),
-        ]
-        times = 2 if self._rng.random() < 0.05 else 1  # said twice: still one delivery
-        for _ in range(times):
-            self._produce(
-                self._world.op, b"", partition=message.partition(), headers=headers,
-                on_delivery=lambda error, _message: self._ended(error, number, outcome),
-            )  # fmt: skip
-        if outcome == "COMMIT":
-            self.committed.append(number)
-        else:
-            self.rolled_back += 1
+    def killed(self, kind: str, reached: dict[int, int] | None = None) -> None:
+        at_s, acknowledged = time.monotonic(), self.load.acknowledged if self.load is not None else 0
+        self.kills.append(Kill(kind, at_s, self.ends() if reached is None else reached, acknowledged))
+        _say(f"killed {kind} ({len(self.kills)})")
 
-    def _ended(self, error: Any, number: int, outcome: str) -> None:
-        if error is not None:
-            self.problems.append(f"{outcome} of {number}: {error}")
-        self.ops_acknowledged += 1
-
-    def stop(self) -> None:
+    def close(self) -> None:
         self._stopping.set()
-        self._thread.join(SETTLE_S)
-        assert not self._thread.is_alive(), "Kafka does not take the load's last records"
-
-
-def audit(messages: Sequence[Any], committed: Sequence[int]) -> None:
-    """Exactly the commits, once each, in order by key."""
-    counts = Counter(int(message.value()) for message in messages)
-    twice = [number for number, count in counts.items() if count > 1]
-    assert not twice, f"released more than once: {sorted(twice)[:10]}"
-    strange = set(counts) - set(committed)
-    assert not strange, f"released although nobody committed it: {sorted(strange)[:10]}"
-    missing = set(committed) - set(counts)
-    assert not missing, f"committed and not released: {sorted(missing)[:10]}"
-    by_key: dict[bytes, list[int]] = defaultdict(list)
-    for message in sorted(messages, key=lambda message: (message.partition(), message.offset())):
-        by_key[message.key()].append(int(message.value()))
-    for key, numbers in by_key.items():
-        assert numbers == sorted(numbers), f"{key!r} is out of order"
+        self._thread.join(60)
 
 
 class Campaign:
+    """`run`, then `report`; `close` whatever happens."""
+
     def __init__(self, cluster: Cluster, seed: int, partitions: int = 2, spark: SparkCluster | None = None) -> None:
         self.rng, self.spark, self.partitions = random.Random(seed), spark, partitions
-        flags = ["sparkDriverMemory=512MiB", "kafkaTransactionTimeout=30s"]
-        if spark is not None:
-            flags += [f"sparkMaster={spark.url}", "sparkExecutorMemory=512MiB"]
-        self.world = KafkaWorld(cluster, partitions, flags)
-        self.cluster = cluster
-        self.kills: Counter[str] = Counter()
-        self.load: Load | None = None
+        flags = [*FLAGS, *([f"sparkMaster={spark.url}", "sparkExecutorMemory=512MiB"] if spark is not None else [])]
+        self.world, self.cluster = KafkaWorld(cluster, partitions, flags), cluster
+        self.topic = f"{self.world.name}.paid"
+        cluster.create_topic(self.topic, REAL_PARTITIONS)
+        self.watch = Watch(cluster, self.topic)
+        self.outages = 0
+        self.stored_twice = 0
+        self.began_s = time.monotonic()
         self._job: Job | None = None
+        self.endpoint: Endpoint | None = None
 
-    # --- the job ---
+    # --- the parts ---
     def keep_alive(self) -> Job:
         if self._job is None or not self._job.alive:
             self._job = self.world.start(wait=False)
+        assert self.endpoint is None or self.endpoint.process.poll() is None, (
+            f"the endpoint ended by itself: {self.endpoint.stop()}"
+        )
         return self._job
 
     def pause(self, seconds: float) -> None:
@@ -158,24 +153,12 @@ class Campaign:
             self.keep_alive()
             time.sleep(0.1)
 
-    def until_it_releases(self) -> None:
-        """Until the job is ready and a message has come out since."""
-        job = self.keep_alive()
-        end, seen = time.monotonic() + SETTLE_S, self._released()
-        while not job.ready or self._released() == seen:
-            job = self.keep_alive()
-            assert time.monotonic() < end, job.tail()
-            time.sleep(0.2)
-
-    def _released(self) -> int:
-        admin = self.cluster.admin()
-        from confluent_kafka import TopicPartition
-        from confluent_kafka.admin import OffsetSpec
-
-        wanted = {TopicPartition(REAL_TOPIC, partition): OffsetSpec.latest() for partition in range(REAL_PARTITIONS)}
-        with contextlib.suppress(Exception):  # a broker is down: nothing is known now
-            return sum(future.result(10).offset for future in admin.list_offsets(wanted).values())
-        return -1
+    def until_it_works(self) -> None:
+        """Until the last kill is recovered from and the job is ready."""
+        end = time.monotonic() + SETTLE_S
+        while not self.keep_alive().ready or any(kill.recovered_s is None for kill in self.watch.kills):
+            assert time.monotonic() < end, self.keep_alive().tail()
+            time.sleep(0.1)
 
     # --- kills ---
     def kill(self, kind: str) -> bool:
@@ -183,25 +166,57 @@ class Campaign:
         job = self.keep_alive()
         if kind in ("driver", "store"):
             job.kill()
+            self.watch.killed(kind)
             if kind == "store":
                 shutil.rmtree(job.directory / "store")
         elif kind == "broker":
-            broker = self.rng.choice(self.cluster.brokers)
-            broker.kill()
-            self.pause(self.rng.uniform(0, 3))
-            broker.start()
-            self.cluster.wait()
+            self._kill_broker()
+        elif kind == "endpoint":
+            self._kill_endpoint()
+        elif kind == "outage":
+            self._outage()
         else:
-            victims = self._victims(kind, job)
-            if not victims:
-                return False
-            try:
-                os.kill(self.rng.choice(victims), signal.SIGKILL)
-            except ProcessLookupError:
-                return False
-        self.kills[kind] += 1
-        print(f"{time.strftime('%H:%M:%S')} killed {kind} ({sum(self.kills.values())})", flush=True)
+            return self._kill_one_of(self._victims(kind, job), kind)
         return True
+
+    def _kill_broker(self) -> None:
+        found = self.cluster.admin().list_topics(self.world.half, timeout=60).topics[self.world.half].partitions
+        leader = found[self.rng.randrange(self.partitions)].leader
+        broker = next((broker for broker in self.cluster.brokers if broker.node_id == leader), self.cluster.brokers[0])
+        reached = self.watch.ends()  # now: later nobody may answer
+        broker.kill()
+        self.watch.killed("broker", reached)
+        self.pause(self.rng.uniform(0, 3))
+        broker.start()
+        self.cluster.wait()
+
+    def _kill_endpoint(self) -> None:
+        assert self.endpoint is not None
+        self.endpoint.kill()
+        self.watch.killed("endpoint")
+        if self.rng.random() < 0.25:
+            shutil.rmtree(self.endpoint.data)
+        self.endpoint.start()
+
+    def _outage(self) -> None:
+        for broker in self.cluster.brokers:
+            broker.pause()
+        before = len(self.watch.seen)
+        _say("no broker answers")
+        self.pause(OUTAGE_S)
+        for broker in self.cluster.brokers:
+            broker.resume()
+        self.cluster.wait()
+        self.outages += 1
+        meanwhile = len(self.watch.seen) - before
+        _say(f"the brokers answer again; {meanwhile} messages meanwhile")
+
+    def _kill_one_of(self, victims: list[int], kind: str) -> bool:
+        with contextlib.suppress(ProcessLookupError, IndexError):
+            os.kill(self.rng.choice(victims), signal.SIGKILL)
+            self.watch.killed(kind)
+            return True
+        return False
 
     def _victims(self, kind: str, job: Job) -> list[int]:
         sessions = [job.process.pid, *(self.spark.sessions if self.spark is not None else [])]
@@ -210,48 +225,67 @@ class Campaign:
             "worker": "pyspark.daemon",
             "executor": "CoarseGrainedExecutorBackend",
         }[kind]
-        found = [pid for session in sessions for pid in session_members(session) if mark in _command(pid)]
+        found = [pid for session in sessions for pid in processes(session, mark)]
         # The daemon forks the workers that run tasks; they have its command line.
         return [pid for pid in found if kind != "worker" or _parent(pid) in found] or found
 
+    # --- from beginning to end ---
     def run(self, kinds: Sequence[str]) -> None:
-        self.cluster.create_topic(REAL_TOPIC, REAL_PARTITIONS)
-        self.keep_alive().wait_ready()
-        self.load = Load(self.world, self.partitions, self.rng.randrange(1 << 32))
-        try:
-            self.until_it_releases()
+        job = self.keep_alive()
+        self.endpoint = Endpoint(self.world.root / "edge", *self.world.flags, port=quiet_port())
+        job.wait_ready()
+        with self._loads():
             for kind in kinds:
                 while not self.kill(kind):  # nobody of that kind lives yet
                     self.pause(0.5)
                 if self.rng.random() < 0.7:
-                    self.until_it_releases()
+                    self.until_it_works()
                 self.pause(self.rng.uniform(0, 2))
-        finally:
-            self.load.stop()
+            self.until_it_works()
         self.settle()
 
+    @contextlib.contextmanager
+    def _loads(self) -> Iterator[None]:
+        assert self.endpoint is not None
+        self.direct = DirectLoad(self.world, self.topic, self.partitions, self.rng.randrange(1 << 32))
+        self.over_http = self.watch.load = EndpointLoad(self.topic, self.endpoint.port, self.rng.randrange(1 << 32))
+        try:
+            self.pause(1.0)
+            yield
+        finally:
+            self.direct.stop()
+            self.over_http.stop()
+
+    @property
+    def promised(self) -> Promised:
+        return both(self.direct.promised, self.over_http.promised)
+
     def settle(self) -> None:
-        load = self.load
-        assert load is not None
-        assert not load.problems, load.problems[:5]
+        """Until every check is answered and every commit is out; then no part runs any more, and the books are compared."""
         end = time.monotonic() + SETTLE_S
-        while len(self.world.released(REAL_TOPIC)) < len(load.committed):
-            job = self.keep_alive()
-            assert time.monotonic() < end, job.tail()
-            time.sleep(0.5)
-        assert self._job is not None
-        self._job.wait_ready()
-        self._job.stop()
-        audit(self.world.released(REAL_TOPIC), load.committed)
+        while self.over_http.left_open or self.promised.committed - {message.number for message in self.watch.seen}:
+            assert time.monotonic() < end, self.keep_alive().tail()
+            self.pause(0.5)
+        self.over_http.close()
+        problems = [*self.direct.problems, *self.over_http.problems]
+        assert not problems, problems[:5]
+        self.keep_alive().wait_ready().stop()
+        assert self.endpoint is not None
+        self.endpoint.stop()
+        promised = self.promised
+        audit([Seen.of(message) for message in self.world.released(self.topic)], promised)  # who comes after it all
+        audit(self.watch.seen, promised)  # who was there all the time
+        self.stored_twice = audit_halves(numbers_of(self.cluster.read_all(self.world.half)), promised)
 
     def close(self) -> None:
+        self.watch.close()
+        if self.endpoint is not None:
+            self.endpoint.kill()
         self.world.__exit__()
 
 
-def _command(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    return ""
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 def _parent(pid: int) -> int:
@@ -261,28 +295,52 @@ def _parent(pid: int) -> int:
 
 
 def report(campaign: Campaign) -> None:
-    load = campaign.load
-    assert load is not None
-    print(f"kills {sum(campaign.kills.values())}: {dict(campaign.kills)}")
-    print(f"halves {load.sent}, committed {len(load.committed)}, rolled back {load.rolled_back}, undecided {load.undecided}")
-    print("read_committed consumers saw exactly the commits, once each, in order by key")
+    direct, http = campaign.direct, campaign.over_http
+    print(f"{'kind':10} kills  recovered after, median and longest")
+    for kind, count in sorted(Counter(kill.kind for kill in campaign.watch.kills).items()):
+        times = [kill.recovered_s for kill in campaign.watch.kills if kill.kind == kind and kill.recovered_s is not None]
+        print(f"{kind:10} {count:5}  {statistics.median(times):.1f} s, {max(times):.1f} s")
+    took_s = time.monotonic() - campaign.began_s
+    print(f"kills {len(campaign.watch.kills)}, outages of {OUTAGE_S:.0f} s: {campaign.outages}, in {took_s:.0f} s")
+    print(
+        f"straight to Kafka: {direct.sent} halves, {len(direct.promised.committed)} committed, {direct.rolled_back} rolled back, "
+        f"{direct.undecided} never ended"
+    )
+    print(
+        f"by the endpoint: {http.sent} halves, {len(http.promised.committed)} committed, {http.rolled_back} rolled back "
+        f"({http.answered_checks} of both by check-back), {http.given_up} given up by their producer, "
+        f"{len(http.promised.unknown)} commits of unknown fate; {http.repeated} requests repeated ({_told(http.refused)}); "
+        f"{campaign.stored_twice} halves stored again by a repetition, none of them released"
+    )
+    print(f"VERDICT: read_committed consumers saw exactly the commits ({len(campaign.watch.seen)}), once each, in order by key")
 
 
-def main() -> int:
+def _told(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common()) or "none"
+
+
+def chosen(kills: int, rng: random.Random) -> list[str]:
+    """Kinds in random order, each about as often as its weight says, and every fiftieth time an outage."""
+    kinds = [*WEIGHTS, *rng.choices(list(WEIGHTS), list(WEIGHTS.values()), k=max(0, kills - len(WEIGHTS)))][:kills]
+    kinds += ["outage"] * (kills // 50)
+    rng.shuffle(kinds)
+    return kinds
+
+
+def main(argv: Iterable[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kafka.campaign")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
-    args = parser.parse_args()
+    args = parser.parse_args(None if argv is None else list(argv))
     print(f"SEED={args.seed}", flush=True)
-    rng = random.Random(args.seed)
-    kinds = rng.choices(("driver", "jvm", "worker", "executor", "broker", "store"), (2, 1, 2, 2, 2, 1), k=args.kills)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # and nothing is left behind
     with kafka_cluster(3) as cluster, spark_cluster(2) as spark:
         campaign = Campaign(cluster, args.seed, partitions=4, spark=spark)
         try:
-            campaign.run(kinds)
+            campaign.run(chosen(args.kills, random.Random(args.seed)))
+            report(campaign)
         finally:
             campaign.close()
-        report(campaign)
     return 0
 
 

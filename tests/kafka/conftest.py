@@ -1,4 +1,4 @@
-"""One broker for all tests of a run: each test has topics of its own."""
+"""One broker for all tests of a run, and one for those that kill or stop it: each test has topics of its own."""
 
 from __future__ import annotations
 
@@ -11,5 +11,11 @@ from tests.support.kafka import Cluster, kafka_cluster
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[Cluster]:
+    with kafka_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def breakable_kafka() -> Iterator[Cluster]:
     with kafka_cluster() as cluster:
         yield cluster

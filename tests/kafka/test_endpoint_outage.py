@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.edge_client import EdgeClient, RemoteError
 from tests.support.endpoint import Endpoint, figures, until
-from tests.support.kafka import Cluster, kafka_cluster
+from tests.support.kafka import Cluster
 from tests.support.kafka_world import KafkaWorld
 
 GROUP = "orders"
@@ -18,11 +18,9 @@ HALF = {"group": GROUP, "topic": "paid", "text": "x"}
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Of its own: it is killed and stopped."""
-    with kafka_cluster() as made:
-        made.create_topic("paid", 1)
-        yield made
+def cluster(breakable_kafka: Cluster) -> Cluster:
+    breakable_kafka.create_topic("paid", 1)
+    return breakable_kafka
 
 
 @pytest.fixture

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.kafka import SASL_PASSWORD, Cluster
-from tests.support.kafka_world import KafkaWorld, bodies
+from tests.support.kafka_world import KafkaWorld, bodies, processes
 from tests.support.tools import require_tool
 
 #: The first test waits for Kafka, Java and Spark to start.
@@ -74,3 +76,17 @@ def test_kcat_as_producer_and_consumer(world: KafkaWorld) -> None:
     read = [*kcat, "-C", "-t", "by-kcat", "-e", "-q", "-X", "isolation.level=read_committed", "-f", "%k %s %h"]
     told = subprocess.run(read, capture_output=True, text=True, timeout=60, check=True)
     assert told.stdout == f"key from kcat escrow-transaction-id=0-{stored.offset()}"
+
+
+def test_the_job_goes_on_when_its_python_workers_die(world: KafkaWorld) -> None:
+    world.cluster.create_topic("worker-died")
+    (job,) = world.jobs
+    workers = processes(job.process.pid, "pyspark.daemon")
+    assert workers
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    places = [world.prepare(b"%d" % number, "worker-died", partition=number % 2) for number in range(10)]
+    for place in places:
+        world.say(place, "COMMIT")
+    assert bodies(world.await_released("worker-died", 10)) == bodies_of(range(10))
+    assert job.alive, "the same driver"

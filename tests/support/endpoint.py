@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,14 @@ def quiet_port() -> int:
 class Endpoint:
     """`python -m ingest.server` over a data directory; started when made, killed when left."""
 
-    def __init__(self, data: Path, *flags: str, port: int = 0) -> None:
-        self.data, self._flags = data, (*flags, f"listenPort={port}")
+    def __init__(self, data: Path, *flags: str, port: int = 0, environment: Mapping[str, str] | None = None) -> None:
+        self.data, self._flags, self._environment = data, (*flags, f"listenPort={port}"), dict(environment or {})
         self.start()
 
     def start(self) -> None:
         sets = [word for flag in self._flags for word in ("--set", flag)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ESCROW_")}
+        environment |= self._environment
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ingest.server", "--data", str(self.data), *sets],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment,

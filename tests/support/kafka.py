@@ -24,6 +24,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from streaming import jars
+from tests.support.certificates import Pair
 from tests.support.tools import require_tool
 
 DEADLINE_S = 120.0
@@ -48,11 +49,22 @@ def connector_dir() -> Path:
     return cached_jars(Path(jars.__file__).with_name("kafka-pom.xml"))
 
 
+@dataclass(frozen=True, slots=True)
+class Security:
+    """A listener with SASL_SSL (SCRAM-SHA-512) beside the others, and ACLs: who logs in there may do what he was given, no more.
+    Who comes by the plain listener, the tests themselves, may do everything."""
+
+    users: Mapping[str, str]  # passwords
+    authority: Path
+    server: Pair
+
+
 @dataclass(slots=True)
 class Broker:
     node_id: int
     port: int
     sasl_port: int
+    tls_port: int
     directory: Path
     jars: Path
     process: subprocess.Popen[bytes] | None = None
@@ -108,6 +120,11 @@ class Cluster:
         """The same brokers where they ask for SASL_USER and SASL_PASSWORD (mechanism PLAIN)."""
         return ",".join(f"127.0.0.1:{broker.sasl_port}" for broker in self.brokers)
 
+    @property
+    def tls_bootstrap(self) -> str:
+        """The same brokers where `Security` reigns."""
+        return ",".join(f"127.0.0.1:{broker.tls_port}" for broker in self.brokers)
+
     def wait(self, count: int | None = None) -> None:
         """Until all brokers (or `count`) are there and lead what they should."""
         wanted, end = count or len(self.brokers), time.monotonic() + DEADLINE_S
@@ -152,19 +169,19 @@ class Cluster:
 
 
 @contextmanager
-def kafka_cluster(count: int = 1, **properties: str) -> Iterator[Cluster]:
+def kafka_cluster(count: int = 1, *, security: Security | None = None) -> Iterator[Cluster]:
     """A running cluster; skips the test, or fails it in CI, where Java or Maven are not installed."""
     classes = cached_jars(BROKER_POM)
     directory = Path(tempfile.mkdtemp(prefix="escrow-kafka-"))
-    ports = free_ports(3 * count)
-    controllers, sasl = ports[count : 2 * count], ports[2 * count :]
-    brokers = [Broker(at + 1, ports[at], sasl[at], directory / f"broker{at + 1}", classes) for at in range(count)]
+    ports = free_ports(4 * count)
+    ours, sasl, tls, controllers = (ports[at::4] for at in range(4))
+    brokers = [Broker(at + 1, ours[at], sasl[at], tls[at], directory / f"broker{at + 1}", classes) for at in range(count)]
     voters = ",".join(f"{broker.node_id}@127.0.0.1:{port}" for broker, port in zip(brokers, controllers, strict=True))
-    extra = {name.replace("_", "."): value for name, value in properties.items()}
     cluster = Cluster(directory, brokers)
     try:
         for broker, controller_port in zip(brokers, controllers, strict=True):
-            _format(broker, _properties(broker, controller_port, voters, count, extra))
+            secured = _secured(broker, security) if security is not None else {}
+            _format(broker, _properties(broker, controller_port, voters, count, secured), security)
             broker.start()
         cluster.wait()
         yield cluster
@@ -176,17 +193,19 @@ def kafka_cluster(count: int = 1, **properties: str) -> Iterator[Cluster]:
 
 def _properties(broker: Broker, controller_port: int, voters: str, count: int, extra: Mapping[str, str]) -> dict[str, str]:
     copies = str(min(3, count))
+    listeners = {"PLAINTEXT": broker.port, "SASL_PLAINTEXT": broker.sasl_port}
+    if "authorizer.class.name" in extra:
+        listeners["SASL_SSL"] = broker.tls_port
     return {
         "process.roles": "broker,controller",
         "node.id": str(broker.node_id),
         "controller.quorum.voters": voters,
-        "listeners": f"PLAINTEXT://{broker.address},SASL_PLAINTEXT://127.0.0.1:{broker.sasl_port},"
-        f"CONTROLLER://127.0.0.1:{controller_port}",
+        "listeners": ",".join(f"{name}://127.0.0.1:{port}" for name, port in [*listeners.items(), ("CONTROLLER", controller_port)]),
         "sasl.enabled.mechanisms": "PLAIN",
         "listener.name.sasl_plaintext.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
         f'user_{SASL_USER}="{SASL_PASSWORD}";',
         "controller.listener.names": "CONTROLLER",
-        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT",
+        "listener.security.protocol.map": ",".join(["CONTROLLER:PLAINTEXT", *(f"{name}:{name}" for name in listeners)]),
         "log.dirs": str(broker.directory / "data"),
         "offsets.topic.replication.factor": copies,
         "offsets.topic.num.partitions": "4",
@@ -201,12 +220,32 @@ def _properties(broker: Broker, controller_port: int, voters: str, count: int, e
     }
 
 
-def _format(broker: Broker, properties: Mapping[str, str]) -> None:
+def _secured(broker: Broker, security: Security) -> dict[str, str]:
+    listener = "listener.name.sasl_ssl"
+    return {
+        f"{listener}.sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        f"{listener}.scram-sha-512.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required;",
+        f"{listener}.ssl.keystore.type": "PEM",
+        f"{listener}.ssl.keystore.certificate.chain": _one_line(security.server.cert),
+        f"{listener}.ssl.keystore.key": _one_line(security.server.key),
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+    }
+
+
+def _one_line(pem: Path) -> str:
+    """As a value in a properties file."""
+    return pem.read_text().replace("\n", "\\n")
+
+
+def _format(broker: Broker, properties: Mapping[str, str], security: Security | None) -> None:
     broker.directory.mkdir()
     file = broker.directory / "server.properties"
     file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
     tool = [require_tool("java"), *JAVA, "-cp", f"{broker.jars}/*", "kafka.tools.StorageTool"]
     command = [*tool, "format", "--cluster-id", CLUSTER_ID, "--config", str(file)]
+    for user, password in security.users.items() if security is not None else ():
+        command += ["--add-scram", f"SCRAM-SHA-512=[name={user},password={password}]"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from kafka import KafkaProducer
 
-from escrow.processes import kill_session
+from escrow.processes import kill_session, session_members
 from tests.support.kafka import SASL_PASSWORD, SASL_USER, Cluster, connector_dir
 
 DEADLINE_S = 180.0
@@ -210,3 +210,15 @@ class KafkaWorld:
 
 def bodies(messages: Iterable[Any]) -> Counter[bytes]:
     return Counter(message.value() for message in messages)
+
+
+def processes(session: int, mark: str) -> list[int]:
+    """Members of a session whose command line has the mark."""
+    return [pid for pid in session_members(session) if mark in _command(pid)]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:  # it has ended
+        return ""

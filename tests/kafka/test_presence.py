@@ -1,0 +1,58 @@
+"""Who can be asked, as the driver sees it: also while the broker goes away and comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from confluent_kafka import Consumer
+
+from sinks.kafka.clients import Connection
+from streaming.kafka_presence import GroupsAlive
+from tests.support.endpoint import until
+from tests.support.kafka import Cluster
+
+PREFIX = "presence-check-"
+
+
+@contextlib.contextmanager
+def member(kafka: Cluster, group: str) -> Iterator[None]:
+    consumer = Consumer(
+        {"bootstrap.servers": kafka.bootstrap, "group.id": PREFIX + group, "session.timeout.ms": 6000, "log_level": 2}
+    )
+    consumer.subscribe(["presence"])
+    leaving = threading.Event()
+
+    def poll() -> None:
+        while not leaving.is_set():
+            consumer.poll(0.2)
+        consumer.close()
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    try:
+        yield
+    finally:
+        leaving.set()
+        thread.join()
+
+
+def test_a_group_with_a_member_is_live_also_when_the_broker_was_away(breakable_kafka: Cluster) -> None:
+    kafka = breakable_kafka
+    kafka.create_topic("presence")
+    alive = GroupsAlive(Connection(kafka.bootstrap), PREFIX)
+
+    def of(*groups: str) -> list[bool]:
+        return list(alive.of(groups))
+
+    assert of() == []
+    assert of("present", "absent") == [False, False]
+    with member(kafka, "present"):
+        until(lambda: of("present", "absent") == [True, False])
+        kafka.brokers[0].kill()
+        until(lambda: of("present", "absent") == [False, False])  # out of reach: nobody can be asked
+        kafka.brokers[0].start()
+        kafka.wait()
+        until(lambda: of("present", "absent") == [True, False])
+    until(lambda: of("present") == [False])
