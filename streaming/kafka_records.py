@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -29,11 +30,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from sinks.kafka import contract
+from sinks.kafka.collector import no_collector
 from store.records import HALF, OP, OpKind, Via, parse_immunity_s
 
 SCHEMA: Final = "kind tinyint, partition int, names binary, payload binary"
 ARROW: Final = pa.schema([("kind", pa.int8()), ("partition", pa.int32()), ("names", pa.binary()), ("payload", pa.binary())])
 _DIGITS_MAX: Final = 18
+NOT_UTF8: Final = "\N{REPLACEMENT CHARACTER}"
+#: Spark's source asks for a partition's bounds after every poll, and then what its client has fetched beyond the poll is thrown
+#: away. With Kafka's default, 500 records a poll, small records are fetched several times: a poll should take all of a fetch,
+#: which is 1 MiB. More of it is more memory for every partition.
+POLL: Final = {"kafka.isolation.level": "read_committed", "kafka.max.poll.records": "10000"}
 
 Array = np.ndarray[Any, Any]
 Ints = npt.NDArray[np.int64]
@@ -54,7 +61,7 @@ def read_stream(
     starting = {topic: {str(partition): at for partition, at in offsets.items()} for topic, offsets in start.items()}
     source = spark.readStream.format("kafka").options(
         **options,
-        **{"kafka.isolation.level": "read_committed"},
+        **POLL,
         subscribe=f"{topics.half},{topics.op}",
         startingOffsets=json.dumps(starting),
         includeHeaders="true",
@@ -78,22 +85,24 @@ def read_stream(
 # --- on the executors -----------------------------------------------------------------------------------------------------------
 def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Spark's rows as packed rows."""
-    for batch in batches:
-        if batch.num_rows:
-            yield from _pack_batch(batch)
+    with no_collector():
+        for batch in batches:
+            if batch.num_rows:
+                yield from _pack_batch(batch)
 
 
 def _pack_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Spark reads one partition after another: what belongs together is in one piece, or few."""
     is_op = batch.column("is_op").to_numpy(zero_copy_only=False)
     partitions = batch.column("partition").to_numpy(zero_copy_only=False)
-    for kind, chosen in ((Kind.HALVES, ~is_op), (Kind.OPS, is_op)):
-        for partition in np.unique(partitions[chosen]).tolist():
-            rows = batch.take(pa.array(np.flatnonzero(chosen & (partitions == partition))))
-            names, records = _halves(rows) if kind is Kind.HALVES else _ops(rows)
-            row = [[int(kind)], [partition], [json.dumps(names).encode()], [_packed(records)]]
-            yield pa.RecordBatch.from_arrays(
-                [pa.array(column, field.type) for column, field in zip(row, ARROW, strict=True)], schema=ARROW
-            )
+    starts = np.flatnonzero((np.diff(partitions) != 0) | (is_op[1:] != is_op[:-1])) + 1
+    for start, stop in pairwise([0, *starts.tolist(), batch.num_rows]):
+        kind, rows = Kind.OPS if is_op[start] else Kind.HALVES, batch.slice(start, stop - start)
+        names, records = _halves(rows) if kind is Kind.HALVES else _ops(rows)
+        row = [[int(kind)], [int(partitions[start])], [json.dumps(names).encode()], [_packed(records)]]
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(column, field.type) for column, field in zip(row, ARROW, strict=True)], schema=ARROW
+        )
 
 
 def _packed(records: Array) -> bytes:
@@ -106,15 +115,26 @@ class _Headers:
     def __init__(self, column: pa.ListArray) -> None:
         self._count = len(column)
         flat = column.flatten()
-        self._parents = pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
-        self._names, self._values = flat.field("key"), flat.field("value")
+        coded = flat.field("key").dictionary_encode()
+        self._names, self._coded = coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False)
+        self._values = flat.field("value")
+        self._parents = np.repeat(np.arange(len(column)), pc.fill_null(pc.list_value_length(column), 0).to_numpy())
 
     def column(self, name: str) -> pa.Array:
         """Binary, null where a record has no such header."""
-        hits = np.flatnonzero(pc.equal(self._names, name).to_numpy(zero_copy_only=False))
+        hits = np.flatnonzero(self._coded == self._names.index(name)) if name in self._names else np.empty(0, np.int64)
         at = np.full(self._count, -1, np.int64)
         at[self._parents[hits][::-1]] = hits[::-1]  # the last write stays: the first header
         return self._values.take(pa.array(at, mask=at < 0))
+
+    def unreadable(self) -> Array:
+        """Which records have a header whose name is not UTF-8 (Java has put its sign for that): the release's client reads none of
+        their headers."""
+        found = np.zeros(self._count, np.bool_)
+        bad = [number for number, name in enumerate(self._names) if NOT_UTF8 in name]
+        if bad:
+            found[self._parents[np.isin(self._coded, bad)]] = True
+        return found
 
     def mapped(self, name: str, to: Callable[[bytes | None], Any], dtype: Any) -> Array:
         """What each value means; asked once for each distinct one."""
@@ -126,7 +146,11 @@ class _Headers:
 
     def numbers(self, name: str) -> Ints:
         """Whole numbers, -1 where there is none."""
-        return np.array([_number(value) for value in self.column(name).to_pylist()], np.int64)
+        texts = self.column(name).cast(pa.string(), safe=False)
+        good = pc.and_kleene(pc.ascii_is_decimal(texts), pc.less_equal(pc.binary_length(texts), _DIGITS_MAX))
+        numbers = pc.if_else(good, texts, None).cast(pa.int64())
+        found: Ints = pc.fill_null(numbers, -1).to_numpy(zero_copy_only=False)
+        return found
 
     def groups(self) -> tuple[list[str], Ints]:
         """(names, place in them for each record): -1 where none is stated, -2 where it cannot be read."""
@@ -139,10 +163,6 @@ class _Headers:
             names += [name] if name else []
         indices = pc.fill_null(coded.indices, len(places)).to_numpy(zero_copy_only=False)
         return names, np.array([*places, -1], np.int64)[indices]
-
-
-def _number(value: bytes | None) -> int:
-    return int(value) if value is not None and value.isdigit() and len(value) <= _DIGITS_MAX else -1
 
 
 def _text(value: bytes | None) -> str:
@@ -162,7 +182,7 @@ def _halves(rows: pa.RecordBatch) -> tuple[list[str], Array]:
     halves["group_no"] = groups
     halves["immunity_s"] = headers.mapped(contract.IMMUNITY, _immunity, np.uint32)
     has_topic = headers.mapped(contract.TOPIC, lambda value: bool(_text(value)), np.bool_)
-    halves["corrupt"] = (groups < 0) | ~has_topic
+    halves["corrupt"] = (groups < 0) | ~has_topic | headers.unreadable()
     halves["group_no"][halves["corrupt"] != 0] = -1
     return names, halves
 

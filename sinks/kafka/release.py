@@ -20,7 +20,7 @@ producer is thrown away: the next attempt begins at 1, and 2 decides what became
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -30,6 +30,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AclOperation, AdminClient
 
 from sinks.kafka import clients, contract, redo
+from sinks.kafka.collector import no_collector
 from store.consume_queue import REASON_SHIFT
 from store.records import OpKind, State, Via, check_count_of
 from store.redo_log import REDO, Marker, RedoKind, kinds_of, numbers_of
@@ -42,6 +43,9 @@ NOWHERE: Final = -1 - GAP_MAX
 METADATA_S: Final = 10.0
 #: How long what is known of a real topic's partitions is believed.
 TOPIC_KNOWN_S: Final = 5.0
+#: Messages that share a delivery report: when one of them fails, all are tried alone.
+COMPANY_MAX: Final = 64
+_DIGITS_MAX: Final = 18
 #: Errors that say "not this message"; all others say "not now".
 REFUSALS: Final = frozenset(
     {
@@ -62,6 +66,7 @@ _DISCARD_OPS: Final = {int(State.DISCARDED_MAX): OpKind.DISCARD_MAX, int(State.D
 _BODY_KINDS: Final = (RedoKind.RELEASE, RedoKind.DISCARD, RedoKind.CHECK)
 
 Array = np.ndarray[Any, Any]
+_Headers = list[tuple[str, bytes | None]]
 
 
 class Superseded(Exception):
@@ -153,7 +158,8 @@ SUPERSEDED: Final = "superseded: "
 def attempt(task: Task) -> Done | str:
     """`run`, its failures as text: Spark would repeat a task that raises, and the driver should decide."""
     try:
-        return run(task)
+        with no_collector():
+            return run(task)
     except Superseded as error:
         return f"{SUPERSEDED}{error}"
     except Unwritten as error:
@@ -175,7 +181,12 @@ def _take(task: Task, key: str) -> _Owner:
         _forget(other)
     producer, sequence = _fence(task)
     options = {"group.id": clients.NO_GROUP, "enable.auto.commit": False, "auto.offset.reset": "error"}
-    queue = {"queued.max.messages.kbytes": 32 << 10, "fetch.message.max.bytes": 4 << 20, "fetch.wait.max.ms": 20}
+    queue = {
+        "queued.max.messages.kbytes": 32 << 10,
+        "fetch.message.max.bytes": 4 << 20,
+        "fetch.wait.max.ms": 20,
+        "fetch.queue.backoff.ms": 5,  # by default a client whose queue was full fetches nothing for a second
+    }
     owner = _owners[key] = _Owner(producer, Consumer({**target.client, **options, **queue}), sequence)
     return owner
 
@@ -265,6 +276,9 @@ class _Known:
         elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             self._barred[topic] = error.str()
 
+    def __bool__(self) -> bool:
+        return bool(self._barred or self._too_large)
+
     def bar(self, topics: Iterable[str]) -> bool:
         """Nothing goes to these; False where that was known."""
         new = set(topics) - set(self._barred)
@@ -312,6 +326,10 @@ class _Attempt:
         self.purged: KafkaError | None = None
         self.judged = False
         self.messages = self.bytes = 0
+        self.began_s = 0.0  # the window
+        self.place = f"{task.target.partition}-".encode()
+        self.company: list[int] = []
+        self.report = partial(self._failed, self.company)
 
     def effects(self, entries: Array) -> None:
         kinds, numbers = kinds_of(entries), numbers_of(entries)
@@ -321,6 +339,7 @@ class _Attempt:
         for stop in bounds:
             self._window(entries[bodies[first:stop]], kinds[bodies[first:stop]], numbers[bodies[first:stop]])
             first = stop
+            self.owner.producer.poll(0)  # what Kafka has need not stay in memory
         self._asked(numbers[kinds == RedoKind.CHECK])
         proposed = np.flatnonzero(kinds == RedoKind.PROPOSE)
         states = entries["position"][proposed] >> REASON_SHIFT
@@ -328,8 +347,8 @@ class _Attempt:
             self._op(_DISCARD_OPS[state], half_offset)
 
     def _window(self, entries: Array, kinds: Array, numbers: Array) -> None:
-        wanted = np.unique(numbers)
-        halves = {offset: message for message in self._halves(wanted) if (offset := message.offset()) is not None}
+        self.began_s = time.monotonic()
+        halves = self._halves(np.unique(numbers))
         columns = zip(kinds.tolist(), numbers.tolist(), entries["word"].tolist(), entries["position"].tolist(), strict=True)
         for kind, half_offset, word, position in columns:
             if half_offset in self.refused:
@@ -344,62 +363,73 @@ class _Attempt:
             else:
                 self._check(half_offset, half, check_count_of(word))
 
-    def _halves(self, wanted: Array) -> Iterator[Message]:
+    def _halves(self, wanted: Array) -> dict[int, Message]:
+        found: dict[int, Message] = {}
         for run in np.split(wanted, np.flatnonzero(np.diff(wanted) > GAP_MAX) + 1):
-            yield from read_range(self.owner, self.topics.half, self.target.partition, set(run.tolist()))
+            found |= read_range(self.owner, self.topics.half, self.target.partition, set(run.tolist()))
+        return found
 
     # --- effects ---
     def _release(self, half_offset: int, half: Message) -> None:
         topic, partition, born_ms = "", -1, int(half.timestamp()[1])
-        kept: list[tuple[str, bytes | None]] = []
-        for name, value in contract.headers_of(half):
+        headers: _Headers = []
+        for header in contract.headers_of(half):
+            name = header[0]
             if not name.startswith(contract.OURS):
-                kept.append((name, value))
+                headers.append(header)
             elif name == contract.TOPIC:
-                topic = topic or _text(value)
+                topic = topic or _text(header[1])
             elif name == contract.PARTITION:
-                partition = _number(value, -1)
+                partition = _number(header[1], -1)
             elif name == contract.BORN_TIME:
-                born_ms = _number(value, born_ms)
-        problem = self.knows.problem(topic, len(half.value() or b"")) or self._problem(topic, partition)
+                born_ms = _number(header[1], born_ms)
+        value = half.value()
+        problem = self._problem(topic, partition, value)
         if problem:
             self.refused[half_offset] = problem
             return
-        kept.append((contract.TRANSACTION_ID, contract.place_of(self.target.partition, half_offset).encode()))
-        self._send(half_offset, topic, half.value(), partition, key=half.key(), headers=kept, timestamp=born_ms)
+        headers.append((contract.TRANSACTION_ID, self.place + b"%d" % half_offset))
+        self._send(half_offset, topic, value, key=half.key(), partition=partition, headers=headers, timestamp_ms=born_ms)
 
     def _discard(self, half_offset: int, half: Message, reason: bytes) -> None:
-        place = contract.place_of(self.target.partition, half_offset).encode()
-        more = [(contract.TRANSACTION_ID, place), (contract.HALF_OFFSET, str(half_offset).encode()), (contract.REASON, reason)]
-        options = {"key": half.key(), "headers": [*contract.headers_of(half), *more], "timestamp": half.timestamp()[1]}
-        self._send(half_offset, self.topics.discard, half.value(), self.target.partition, **options)
+        number = b"%d" % half_offset
+        more = [(contract.TRANSACTION_ID, self.place + number), (contract.HALF_OFFSET, number), (contract.REASON, reason)]
+        self._send(
+            half_offset,
+            self.topics.discard,
+            half.value(),
+            key=half.key(),
+            partition=self.target.partition,
+            headers=[*contract.headers_of(half), *more],
+            timestamp_ms=int(half.timestamp()[1]),
+        )
 
     def _check(self, half_offset: int, half: Message, check_count: int) -> None:
         headers = contract.headers_of(half)
         group, key = contract.first_header(headers, contract.GROUP), half.key()
-        mine: list[tuple[str, bytes | None]] = [
+        mine: _Headers = [
             *((contract.KEY, value) for value in (key,) if value is not None),
-            (contract.TRANSACTION_ID, contract.place_of(self.target.partition, half_offset).encode()),
-            (contract.HALF_PARTITION, str(self.target.partition).encode()),
-            (contract.HALF_OFFSET, str(half_offset).encode()),
-            (contract.CHECK_COUNT, str(check_count).encode()),
+            (contract.TRANSACTION_ID, self.place + b"%d" % half_offset),
+            (contract.HALF_PARTITION, b"%d" % self.target.partition),
+            (contract.HALF_OFFSET, b"%d" % half_offset),
+            (contract.CHECK_COUNT, b"%d" % check_count),
         ]
-        self._send(half_offset, self.topics.check, half.value(), -1, key=group, headers=[*headers, *mine])
+        self._send(half_offset, self.topics.check, half.value(), key=group, partition=-1, headers=[*headers, *mine])
 
     def _asked(self, half_offsets: Array) -> None:
         handed_over = np.array([at for at in half_offsets.tolist() if at not in self.refused], "<i8")
         if len(handed_over):
             headers = contract.op_headers(OpKind.ASKED, None, None, via=Via.CHECKER)
-            self._produce(self.topics.op, handed_over.tobytes(), partition=self.target.partition, headers=list(headers))
+            self._produce(self.topics.op, handed_over.tobytes(), partition=self.target.partition, headers=headers)
 
     def _op(self, kind: OpKind, half_offset: int) -> None:
         headers = contract.op_headers(kind, half_offset, None, via=Via.CHECKER)
-        self._produce(self.topics.op, b"", partition=self.target.partition, headers=list(headers))
+        self._produce(self.topics.op, b"", partition=self.target.partition, headers=headers)
 
     def redo(self, entries: Array) -> None:
         refused = {at: reason for at, reason in self.refused.items() if at in self._kept_numbers(entries)}
         for headers, value in redo.batch_records(entries, self.task.marker, self.task.term, self.task.groups, refused):
-            self._produce(self.topics.redo, value, partition=self.target.partition, headers=list(headers))
+            self._produce(self.topics.redo, value, partition=self.target.partition, headers=headers)
 
     def _kept_numbers(self, entries: Array) -> set[int]:
         """Halves whose refusal must be remembered: a check that cannot be sent is simply not counted."""
@@ -407,11 +437,25 @@ class _Attempt:
         return set(numbers_of(entries)[(kinds == RedoKind.RELEASE) | (kinds == RedoKind.DISCARD)].tolist())
 
     # --- sending ---
-    def _send(self, half_offset: int, topic: str, value: bytes | None, partition: int, **options: Any) -> None:
-        if partition >= 0:
-            options["partition"] = partition
+    def _send(
+        self,
+        half_offset: int,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None,
+        partition: int,
+        headers: list[Any],
+        timestamp_ms: int = 0,
+    ) -> None:
+        if len(self.company) == COMPANY_MAX or self.singly:
+            self.company = []
+            self.report = partial(self._failed, self.company)
+        self.company.append(half_offset)
         try:
-            self._produce(topic, value, on_delivery=partial(self._failed, half_offset), **options)
+            self._produce(
+                topic, value, key=key, partition=partition, headers=headers, timestamp_ms=timestamp_ms, report=self.report
+            )
         except KafkaException as error:
             if error.args[0].code() not in REFUSALS:
                 raise
@@ -422,11 +466,22 @@ class _Attempt:
         if half_offset in self.singly:
             self.flush()
 
-    def _produce(self, topic: str, value: bytes | None, **options: Any) -> None:
+    def _produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        partition: int,
+        headers: list[Any],
+        timestamp_ms: int = 0,
+        report: Callable[[KafkaError | None, Message], None] | None = None,
+    ) -> None:
         producer = self.owner.producer
         while True:
             try:
-                producer.produce(topic, value, **options)
+                # All by place: the client, which is not Python, pays for names.
+                producer.produce(topic, value, key, partition, report, None, timestamp_ms, headers)
                 return
             except BufferError:
                 producer.poll(0.1)
@@ -448,13 +503,14 @@ class _Attempt:
         if self.failure is not None or (self.purged is not None and not self.failed):
             raise KafkaException(self.failure or self.purged)
 
-    def _failed(self, half_offset: int, error: KafkaError | None, message: Message) -> None:
+    def _failed(self, company: list[int], error: KafkaError | None, message: Message) -> None:
         if error is None or self.judged:
             return
         if error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
             self.purged = error  # after a refusal the client empties its queue: who waited in it is innocent
             return
-        self.failed[half_offset] = (error, message.topic() or "", len(message.value() or b""))
+        what = (error, message.topic() or "", len(message.value() or b""))
+        self.failed.update((half_offset, what) for half_offset in company)
         if error.code() not in REFUSALS:
             self.failure = error
 
@@ -467,34 +523,36 @@ class _Attempt:
                 self.knows.refuse(error, topic, size_bytes)
         self.singly.update(self.failed)
 
-    def _problem(self, topic: str, partition: int) -> str:
+    def _problem(self, topic: str, partition: int, value: bytes | None) -> str:
         """Why a message cannot go to this topic; "" if it can. Asked before it is sent: a producer would wait for the topic."""
         known = self.owner.topics.get(topic)
-        if known is None or known[1] < time.monotonic():
+        if known is None or known[1] < self.began_s:
             found = self.owner.producer.list_topics(topic, METADATA_S).topics[topic]
             if found.error is not None and found.error.code() not in REFUSALS:
                 raise KafkaException(found.error)
             if found.error is not None:
                 return f"topic {topic}: {found.error.str()}"
             known = self.owner.topics[topic] = (len(found.partitions), time.monotonic() + TOPIC_KNOWN_S)
-        return f"topic {topic} has {known[0]} partitions, none is number {partition}" if partition >= known[0] else ""
+        if partition >= known[0]:
+            return f"topic {topic} has {known[0]} partitions, none is number {partition}"
+        return self.knows.problem(topic, len(value or b"")) if self.knows else ""
 
 
-def read_range(owner: _Owner, topic: str, partition: int, wanted: set[int]) -> Iterable[Message]:
-    """The messages at these offsets of a partition, in order; those that are not there any more are left out."""
+def read_range(owner: _Owner, topic: str, partition: int, wanted: set[int]) -> dict[int, Message]:
+    """The messages at these offsets of a partition; those that are not there any more are left out."""
     first, stop = min(wanted), max(wanted) + 1
     if not first - GAP_MAX <= owner.position <= first:
         owner.consumer.assign([TopicPartition(topic, partition, first)])
     owner.position = first
     give_up_s = time.monotonic() + DEADLINE_S
-    found: list[Message] = []
+    found: dict[int, Message] = {}
     while len(found) < len(wanted) and owner.position < stop:
         for message in redo.take(owner.consumer, min(10_000, stop - owner.position), 1.0):
             error, offset = message.error(), message.offset()
             if error is None and offset is not None:
                 owner.position = offset + 1
                 if offset in wanted:
-                    found.append(message)
+                    found[offset] = message
             elif error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET:  # retention took the beginning
                 owner.position = clients.bounds_of(owner.consumer, topic, partition)[0]
                 owner.consumer.assign([TopicPartition(topic, partition, owner.position)])
@@ -508,5 +566,4 @@ def _text(value: bytes | None) -> str:
 
 
 def _number(value: bytes | None, otherwise: int) -> int:
-    text = _text(value)
-    return int(text) if text.isascii() and text.isdigit() else otherwise
+    return int(value) if value is not None and value.isdigit() and len(value) <= _DIGITS_MAX else otherwise

@@ -228,3 +228,12 @@ def test_bodies_of_earlier_batches_are_found_wherever_they_lie(shard: OneShard) 
     settler.settle(Feed(ops.half_stop, ops.half_stop, ops.op_start, ops.op_stop, ops.halves[:0], ops.ops), NOW_MS)
     arrived = [int(message.value()) for message in shard.cluster.read_all(shard.real)]
     assert sorted(arrived) == [0, 1, 5, 300, 700, 1000, 1001, 1999]
+
+
+def test_a_time_that_is_none_is_not_taken(shard: OneShard) -> None:
+    driver = shard.driver()
+    places = shard.halves(b"a", escrow_born_time="9" * 30) + shard.halves(b"b", escrow_born_time="soon")
+    shard.commit(driver, places)
+    arrived = {message.value(): message.timestamp()[1] for message in shard.cluster.read_all(shard.real)}
+    stored = {message.value(): message.timestamp()[1] for message in shard.cluster.read_all(shard.topics.half)}
+    assert arrived == stored

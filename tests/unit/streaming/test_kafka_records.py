@@ -68,6 +68,7 @@ def test_a_half_keeps_offset_size_time_group_and_immunity():
         GOOD[1:],
         [("escrow-group", b""), GOOD[1]],
         [("escrow-group", b"\xff"), GOOD[1]],
+        [*GOOD, ("\N{REPLACEMENT CHARACTER}", b"1")],
         [("escrow-group", None), GOOD[1]],
     ],
 )
