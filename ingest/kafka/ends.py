@@ -29,7 +29,7 @@ from ingest.kafka.halves import Reader, reading
 from ingest.kafka.ops import Op, headers_of, read_op
 from ingest.kafka.places import Place
 from ingest.kafka.sealing import PlaceSealer
-from sinks.kafka.clients import Connection, bounds_of
+from sinks.kafka.clients import Connection
 from sinks.kafka.contract import GROUP, Topics
 from store.ends import OPEN, Answer, Verdict, byte_after, judge
 from store.records import OpKind
@@ -157,7 +157,7 @@ class OpFollower:
             self._ends.update({partition: Ends() for partition in new})
             self._consumer.incremental_assign([TopicPartition(self._topics.op, each, OFFSET_BEGINNING) for each in new])
         for partition, ends in self._ends.items():
-            low, self._half_ends[partition] = bounds_of(self._consumer, self._topics.half, partition, GLANCE_S)
+            low, self._half_ends[partition] = self._halves.bounds(partition, GLANCE_S)
             ends.forget(low)
 
     def _follow(self) -> None:
@@ -239,7 +239,7 @@ class OpFollower:
     def _half_end(self, partition: int, half_offset: int) -> int:
         """The end of a half partition: asked for anew where it was not beyond this offset when last looked at."""
         if half_offset >= self._half_ends.get(partition, 0):
-            self._half_ends[partition] = bounds_of(self._consumer, self._topics.half, partition, ASK_S)[1]
+            self._half_ends[partition] = self._halves.bounds(partition, ASK_S)[1]
         return self._half_ends[partition]
 
 

@@ -203,9 +203,11 @@ class Campaign:
             broker.pause()
         before = len(self.watch.seen)
         _say("no broker answers")
-        self.pause(OUTAGE_S)
-        for broker in self.cluster.brokers:
-            broker.resume()
+        try:
+            self.pause(OUTAGE_S)
+        finally:
+            for broker in self.cluster.brokers:
+                broker.resume()
         self.cluster.wait()
         self.outages += 1
         meanwhile = len(self.watch.seen) - before
