@@ -51,11 +51,6 @@ class Reader:
                 self._connected().unassign()
             return found
 
-    def bounds(self, partition: int, timeout_s: float) -> tuple[int, int]:
-        """(begin, end) of a partition."""
-        with self._lock:
-            return bounds_of(self._connected(), self._topic, partition, timeout_s)
-
     def _connected(self) -> Consumer:
         if self._consumer is None:
             self._consumer = Consumer(self._options)

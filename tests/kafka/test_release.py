@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from tests.support.kafka import SASL_PASSWORD, Cluster
 from tests.support.kafka_world import KafkaWorld, bodies, processes
@@ -74,6 +75,24 @@ def test_kcat_as_producer_and_consumer(world: KafkaWorld) -> None:
     read = [*kcat, "-C", "-t", "by-kcat", "-e", "-q", "-X", "isolation.level=read_committed", "-f", "%k %s %h"]
     told = subprocess.run(read, capture_output=True, text=True, timeout=60, check=True)
     assert told.stdout == f"key from kcat escrow-transaction-id=0-{stored.offset()}"
+
+
+def test_groups_and_offsets_of_others_are_not_touched(world: KafkaWorld) -> None:
+    world.cluster.create_topic("shared-with-others", 2)
+    theirs = [TopicPartition(topic, 0, 1) for topic in ("shared-with-others", world.half, world.op)]
+    other = Consumer({"bootstrap.servers": world.cluster.bootstrap, "group.id": f"{world.name}-others", "log_level": 2})
+    try:
+        other.commit(offsets=theirs, asynchronous=False)
+        for number in range(5):
+            world.say(world.prepare(b"%d" % number, "shared-with-others"), "COMMIT")
+        world.await_released("shared-with-others", 5)
+        assert [at.offset for at in other.committed(theirs, timeout=30)] == [1, 1, 1]
+    finally:
+        other.close()
+    admin = world.cluster.admin()
+    groups = {group.group_id for group in admin.list_consumer_groups().result(30).valid}
+    assert {group for group in groups if group.startswith(world.name)} == {f"{world.name}-lease", f"{world.name}-others"}
+    assert not {group for group in groups if group.startswith(("escrow", "spark"))}, "what only reads makes no group"
 
 
 def test_the_job_goes_on_when_its_python_workers_die(world: KafkaWorld) -> None:
