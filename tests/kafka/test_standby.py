@@ -1,5 +1,5 @@
-"""A second driver waits on the lease and takes over; the first, when it wakes up again, can write nothing. And a driver waits for a
-broker that goes away."""
+"""A second driver waits on the lease and takes over; the first, when it wakes up again, can write nothing. And a broker goes
+away for a while."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 
 from escrow.processes import session_members
 from tests.support.kafka import Cluster
-from tests.support.kafka_world import Job, KafkaWorld, bodies
+from tests.support.kafka_world import DEADLINE_S, Job, KafkaWorld, bodies
 
 TOPIC = "handed-over"
-AWAY_S = 15.0
+AWAY_S = 10.0
 
 
 def freeze(pid: int, number: int) -> None:
@@ -81,16 +81,20 @@ def test_67_a_standby_takes_over_and_the_frozen_master_can_write_nothing_when_it
 
 
 @pytest.mark.timeout(900)
-def test_the_job_waits_for_a_broker_that_is_away_and_loses_nothing(world: KafkaWorld, successor: Job) -> None:
+def test_the_job_goes_on_when_its_broker_was_away_and_loses_nothing(world: KafkaWorld, successor: Job) -> None:
+    """For longer than the lease: the driver may end, and is started again as `escrow run` does."""
     (broker,) = world.cluster.brokers
     before = world.released(TOPIC)
     commit_some(world, "d")
     broker.kill()  # in the middle of it
     time.sleep(AWAY_S)  # what is waited for is that nothing happens
-    assert successor.alive, successor.tail()
     broker.start()
     world.cluster.wait()
     commit_some(world, "e")
-    arrived = world.await_released(TOPIC, len(before) + 40, [successor])
-    assert bodies(arrived) == {**bodies(before), **bodies_of("de")}
-    assert successor.alive, "the same driver"
+    end = time.monotonic() + DEADLINE_S
+    while len(world.released(TOPIC)) < len(before) + 40:
+        if not world.jobs[-1].alive:
+            world.start("second", wait=False)
+        assert time.monotonic() < end, world.jobs[-1].tail()
+        time.sleep(0.2)
+    assert bodies(world.released(TOPIC)) == {**bodies(before), **bodies_of("de")}
