@@ -1,17 +1,26 @@
-"""The happy path: halves and ops written by a plain Kafka client, committed messages in real topics. The job logs in (SASL)."""
+"""The happy path: halves and ops written by a plain Kafka client, committed messages in real topics. The job logs in (SASL).
+
+And what it tells: a real Prometheus scrapes it under load, every query of the board has data, docs/metrics.md names all of it.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+import threading
+import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from tests.support.boards import queries
 from tests.support.kafka import SASL_PASSWORD, Cluster
 from tests.support.kafka_world import KafkaWorld, bodies, processes
+from tests.support.metrics_page import documented, exposed
+from tests.support.prometheus import Prometheus, scraping
 from tests.support.tools import require_tool
 
 #: The first test waits for Kafka, Java and Spark to start.
@@ -107,3 +116,49 @@ def test_the_job_goes_on_when_its_python_workers_die(world: KafkaWorld) -> None:
         world.say(place, "COMMIT")
     assert bodies(world.await_released("worker-died", 10)) == bodies_of(range(10))
     assert job.alive, "the same driver"
+
+
+# --- what it tells -----------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def port(world: KafkaWorld) -> Iterator[int]:
+    """Of the metrics of the job, which has work all the time from here on."""
+    stop = threading.Event()
+    world.cluster.create_topic("measured", 2)
+
+    def work() -> None:
+        number = 0
+        while not stop.wait(0.1):
+            number += 1
+            place = world.prepare(b"%d" % number, "measured", partition=number % 2)
+            world.say(place, "ROLLBACK" if number % 3 == 0 else "COMMIT")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield next(line["metrics_port"] for line in world.jobs[0].lines if line.get("ready"))
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def prometheus(port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    place: Path = tmp_path_factory.mktemp("prometheus") / "its"
+    with scraping(place, {"7480": port, "7482": port}) as made:
+        yield made
+
+
+@pytest.mark.parametrize("expr", queries("kafka"))
+def test_every_panel_has_data(expr: str, prometheus: Prometheus) -> None:
+    prometheus.until_values(expr)
+
+
+def test_the_page_names_what_is_told(prometheus: Prometheus, port: int) -> None:
+    prometheus.until_values("escrow_kafka_released_messages_total > 0")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        told = exposed(answer.read().decode())
+    assert {name: each for name, each in told.items() if "kafka" in name} == {
+        name: each for name, each in documented("kafka").items() if "kafka" in name
+    }
+    assert told.keys() <= documented("job", "kafka").keys()
+    assert prometheus.values("sum(escrow_kafka_master)")[0] >= 1
