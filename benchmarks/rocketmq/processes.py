@@ -31,13 +31,14 @@ def tree(*roots: int) -> list[int]:
     return found
 
 
-def cpu_s(pids: Iterable[int]) -> float:
-    total = 0
+def cpu_s(pids: Iterable[int]) -> dict[int, float]:
+    """Of each one that lives."""
+    found: dict[int, float] = {}
     for pid in pids:
         with suppress(OSError):
             words = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-            total += int(words[11]) + int(words[12])
-    return total / TICKS_PER_S
+            found[pid] = (int(words[11]) + int(words[12])) / TICKS_PER_S
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ class Talker:
 
 
 class Meter:
-    """CPU and written bytes between two looks."""
+    """CPU and written bytes between two looks. A process that ended in between takes what it used with it."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._pids = list(pids)
@@ -167,7 +168,7 @@ class Meter:
 
     @property
     def cpu_s(self) -> float:
-        return cpu_s(self._pids) - self._cpu_s
+        return sum(now_s - self._cpu_s[pid] for pid, now_s in cpu_s(self._pids).items())
 
     @property
     def cores(self) -> float:
