@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from sinks.kafka import groups
 from sinks.kafka.clients import Connection
 
-ASK_S: Final = 5.0
+ASK_S: Final = 10.0
 KNOWN_S: Final = 1.0
 
 
