@@ -486,7 +486,7 @@ def test_overview_groups_and_topics(tmp_path):
         (group,) = await w.edge.overview.groups()
         assert (group["group"], group["pending"], group["oldest_age_s"], group["outstanding"]) == ("g", 1, 5, 0)
         assert [(each["member"], each["via"]) for each in group["members"]] == [("worker-1", "poll")]
-        (message,) = await w.pull()
+        (message,) = await w.pull(wait_s=30)
         (topic,) = w.edge.overview.topics()
         assert (topic["topic"], topic["messages"]) == ("t", 1)
         assert topic["consumers"] == [{"group": "c", "lag": 1, "in_hand": 1, "dead_letters": 0}]
