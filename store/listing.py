@@ -309,6 +309,8 @@ class Listing:
 
     def _matching(self, columns: Columns, filter: _Filter, low: int, high: int) -> Ints:
         """The half offsets from low on and before high that are wanted, ascending. What costs least comes first."""
+        if filter.key is not None and columns.key_hash is not None and not (columns.key_hash == _hash(filter.key)).any():
+            return np.empty(0, np.int64)  # most pieces have nothing like it
         positions = self._by_columns(columns, filter, low, high)
         if filter.key is not None and len(positions):
             positions = positions[self._is_key(columns, positions, filter.key)]
