@@ -42,8 +42,6 @@ from store.errors import GeometryMismatch, StoreError, StoreUnusable
 
 #: How long accepted requests may take after the signal to stop.
 DRAIN_S: Final = 2.5
-#: How soon a thread that waits for the interpreter's lock gets it.
-SWITCH_S: Final = 0.0005
 #: Descriptors that are not connections: the store's files, the log, pipes; with room to spare.
 OTHER_FILES: Final = 512
 OK, FAILED, USELESS = 0, 1, 2
@@ -156,7 +154,7 @@ async def serve(settings: Settings) -> int:
     if front is not None:
         front.service.observe = endpoint.metrics.observe_call
     await endpoint.door.open(listening, context)  # 3
-    tune_interpreter()
+    tune_collector()
     beside = [asyncio.create_task(work) for work in (endpoint.beat(), tls.Renewal(context, settings).watch())]
     for notice in filter(None, (edge.notice, tls.notice(settings), files_notice)):
         say({"notice": notice})
@@ -180,13 +178,11 @@ async def serve(settings: Settings) -> int:
     return FAILED if failure else OK
 
 
-def tune_interpreter() -> None:
-    """Requests leave next to no cycles behind: what lives from the start is looked at no more, and the rest seldom. The thread that
-    flushes has little to do, but everybody waits for it: it gets the interpreter's lock soon, not after the usual 5 ms."""
+def tune_collector() -> None:
+    """Requests leave next to no cycles behind: what lives from the start is looked at no more, and the rest seldom."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    sys.setswitchinterval(SWITCH_S)
 
 
 def url_of(settings: Settings, port: int) -> str:
