@@ -28,7 +28,7 @@ from store.listing import DISCARDED, ENDED, OPEN, Listing, Summary, Wanted
 from store.records import State
 
 #: A list request works so long, then it answers with what it has.
-SCAN_S: Final = 0.003
+SCAN_S: Final = 0.002
 #: The index follows the log this often, and works so long at a time.
 FOLLOW_S: Final = 0.5
 FOLLOW_WORK_S: Final = 0.05
