@@ -10,7 +10,6 @@ import random
 import socket
 import threading
 import uuid
-from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -391,10 +390,7 @@ def test_it_stops_in_order_with_streams_and_polls_open(tmp_path, topic):
     answers = opened(itertools.chain([settings], _never()), metadata=ID, timeout=60)
     assert next(answers).status.code == pb.OK
     assert made.stop() == (0, "")
-    # Now and then the server's patience ends before the stream does: a client comes back either way.
-    with suppress(grpc.RpcError):
-        assert list(answers) == []
-    assert answers.code() in (grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE)
+    assert list(answers) == []
     caller.channel.close()
 
 
