@@ -243,7 +243,7 @@ class Listing:
             self._tidied += 1
 
     def _in_doubt(self, piece: Columns) -> Array:
-        kept = _lut(IN_DOUBT)[self._ends_of(piece.half_offset)]
+        kept = _among(self._ends_of(piece.half_offset), IN_DOUBT)
         return np.asarray(kept & (state_of(self._words(piece.half_offset)) != int(State.QUARANTINED)))
 
     # --- what the files say ----------------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Listing:
     def _describe(self, first: int, stop: int, ends: frozenset[int], *, with_keys: bool) -> Columns:
         """Columns of the halves first … stop - 1 that ended in one of these ways."""
         marks = np.frombuffer(self._ends.file.view(first, stop - first), np.uint8)
-        offsets = np.flatnonzero(_lut(ends)[marks]).astype(np.int64) + first
+        offsets = np.flatnonzero(_among(marks, ends)).astype(np.int64) + first
         entries, heads = self._log.half_heads(offsets)
         good = (heads["magic"] == MAGIC) & (heads["kind"] == FrameKind.HALF) & (heads["queue_offset"] == offsets)
         good &= heads["size_bytes"] == entries["size_bytes"]
@@ -459,7 +459,7 @@ class Listing:
     def _add(self, columns: Columns, begin: int, found: Summary) -> None:
         marks = self._ends_of(columns.half_offset)
         there = columns.half_offset >= begin
-        found.discarded += int(np.count_nonzero(_lut(DISCARDED)[marks] & there))
+        found.discarded += int(np.count_nonzero(_among(marks, DISCARDED) & there))
         at = np.flatnonzero((marks == 0) & there & (columns.group_no < len(found.pending)))
         if not len(at):
             return
@@ -615,6 +615,7 @@ def _many_hits(content: bytes, wanted: bytes) -> Ints:
 
 
 def _among(marks: Array, ends: frozenset[int]) -> Array:
+    """Which of them are one of these ends."""
     if len(ends) == 1:  # as of open ones: many times faster than a table
         return np.asarray(marks == next(iter(ends)))
     return np.asarray(_lut(ends)[marks])
