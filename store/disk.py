@@ -28,6 +28,7 @@ from store.errors import Corrupt, FlushFailed, StoreUnusable
 FAILPOINT_VARIABLE: Final = "ESCROW_FAILPOINT"
 TEMPORARY_SUFFIX: Final = ".new"
 EVERY_PASS: Final = 0
+_ZEROS: Final = memoryview(bytes(1 << 20))
 
 _REMEDY: Final = {
     errno.ENOSPC: "the disk is full: free space there, or lower fileReservedTime, then start again",
@@ -134,9 +135,13 @@ def write(fd: int, data: bytes | bytearray | memoryview, offset: int, point: str
         if action == "torn":
             os.pwrite(fd, memoryview(data)[: len(data) // 2], offset)
             die()
-        written = os.pwrite(fd, data, offset)
-        while written < len(data):
-            written += os.pwrite(fd, memoryview(data)[written:], offset + written)
+        _write_all(fd, data, offset)
+
+
+def _write_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+    written = os.pwrite(fd, data, offset)
+    while written < len(data):
+        written += os.pwrite(fd, memoryview(data)[written:], offset + written)
 
 
 def flush(fd: int, point: str, path: Path) -> None:
@@ -188,11 +193,29 @@ def cut(fd: int, keep_bytes: int, size_bytes: int, point: str, path: Path) -> No
     """Zero everything behind keep_bytes, durably, and keep the file's size.
 
     Stale bytes behind a cut must go before anything new is written: a whole old frame there would be taken for a new one later.
+    The file is never shorter meanwhile: the other process may open it at any moment.
     """
     with step(f"{point}.cut", path):
-        os.ftruncate(fd, keep_bytes)
         os.posix_fallocate(fd, 0, size_bytes)
+        for begin, end in _written(fd, keep_bytes, size_bytes):
+            for start in range(begin, end, len(_ZEROS)):
+                _write_all(fd, _ZEROS[: end - start], start)
         os.fsync(fd)
+
+
+def _written(fd: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """The parts of begin … end that were ever written to, as far as the file system knows: the rest is zero and is not read."""
+    while begin < end:
+        try:
+            begin = os.lseek(fd, begin, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole until the end
+                return
+            raise
+        stop = min(os.lseek(fd, begin, os.SEEK_HOLE), end)
+        if begin < stop:
+            yield begin, stop
+        begin = stop
 
 
 def remove(path: Path, point: str) -> None:

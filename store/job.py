@@ -430,7 +430,10 @@ class JobStore:
         # Rows go one cycle after their ids: the edge has said that it accepts no more ops about halves before HALF_BEGIN (it may
         # have accepted a resume after this side last looked), and all that it accepted before is settled.
         half_begin, (_, op_end) = self.log.page[EdgeSlot.HALF_BEGIN], self.log.ends()
+        before = self.ledger.low_water
         low = self.ledger.advance(self, now_ms, retention_ms)
+        if self.ledger.low_water != before:
+            self.checkpoint()  # a begin that no mark accounts for is damage
         # Before the checkpoint, which makes the begins durable and notes them: files go only behind a begin that stays.
         self._raise_begins()
         removed = {"state": self.table.remove_before(min(half_begin, low)) if self.marker.op_cursor >= op_end else 0}

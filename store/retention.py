@@ -49,8 +49,12 @@ class Ledger:
         return {
             "log_touch": sorted(self.log_touch.items()),
             "state_touch": sorted(self.state_touch.items()),
-            "low_water": [self.log_low_water, self.half_low_water, self.op_low_water],
+            "low_water": list(self.low_water),
         }
+
+    @property
+    def low_water(self) -> tuple[int, int, int]:
+        return self.log_low_water, self.half_low_water, self.op_low_water
 
     @classmethod
     def from_dict(cls, geometry: Geometry, state: dict[str, Any]) -> Ledger:

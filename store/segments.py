@@ -37,7 +37,7 @@ class Segment:
         self.fd = disk.open_file(path, writable)
         actual = os.fstat(self.fd).st_size
         if actual < size_bytes and writable:
-            # A crash inside `disk.cut` leaves the file short; what is missing was to be zeros.
+            # An earlier version's crash inside `disk.cut` left the file short; what is missing was to be zeros.
             disk.cut(self.fd, actual, size_bytes, "segment", path)
             actual = size_bytes
         if actual != size_bytes:

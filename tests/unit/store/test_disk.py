@@ -83,6 +83,34 @@ def test_cut_zeroes_what_lies_behind_and_keeps_the_size(opened):
     assert path.read_bytes() == b"x" * 5 + bytes(11)
 
 
+def test_cut_zeroes_all_that_was_written_wherever_it_lies(tmp_path):
+    """Bigger than one write of zeros, with holes: as after a power loss, which keeps pages in any order."""
+    path, size = tmp_path / "sparse", 5 << 20
+    disk.create_segment(path, size, "x")
+    fd = disk.open_file(path, writable=True)
+    for at, length in ((0, 100), (4096 * 3, 5), ((1 << 20) - 7, 3 << 20), (size - 9, 9)):
+        disk.write(fd, b"x" * length, at, "x", path)
+    disk.cut(fd, 64, size, "x", path)
+    os.close(fd)
+    assert path.read_bytes() == b"x" * 64 + bytes(size - 64)
+
+
+def test_cut_never_shortens_the_file_not_even_for_a_moment(opened, monkeypatch):
+    """The other process may be about to map it."""
+    fd, path = opened
+    monkeypatch.setattr(os, "ftruncate", None)
+    sizes, real = [], os.pwrite
+
+    def pwrite(fd, data, at):
+        sizes.append(path.stat().st_size)
+        return real(fd, data, at)
+
+    disk.write(fd, b"x" * 16, 0, "x", path)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    disk.cut(fd, 5, 16, "x", path)
+    assert sizes == [16]
+
+
 def test_replacing_a_file_gives_the_old_content_or_the_new(tmp_path):
     path = tmp_path / "small"
     disk.replace_file(path, b"old", "small")
