@@ -88,24 +88,27 @@ class Telemetry:
         self.namespace = ""
         self.ended = asyncio.Event()
         self._writing = asyncio.Lock()
+        self._written: asyncio.Future[None] | None = None
         self._couriers: dict[str, TelemetryCourier] = {}
         self._asked: dict[str, asyncio.Future[None]] = {}
         self._present: set[str] = set()
 
     async def write(self, command: pb.TelemetryCommand, group: str = "") -> None:
         """One at a time. `group`: whose message it shows; his role is looked up again, for a stream outlives a revoked token."""
-        if self.ended.is_set():
-            raise NotHandedOver("the client's stream has ended")
-        if group:
-            try:
-                self._signatures.again(self._principal).require_produce(group)
-            except EdgeError as error:
-                self.ended.set()
-                raise NotHandedOver(str(error)) from None
         async with self._writing:
+            if self.ended.is_set():
+                raise NotHandedOver("the client's stream has ended")
+            if group:
+                try:
+                    self._signatures.again(self._principal).require_produce(group)
+                except EdgeError as error:
+                    self.ended.set()
+                    raise NotHandedOver(str(error)) from None
+            # Never cancelled: gRPC would send the head of the stream a second time, and with it never the stream's end.
+            self._written = asyncio.ensure_future(self._write(command))
             try:
                 async with asyncio.timeout(WRITE_S):
-                    await self._write(command)
+                    await asyncio.shield(self._written)
             except Exception as error:  # gRPC's own, of many kinds, or the time is over: nobody is there
                 self.ended.set()
                 raise NotHandedOver(f"the client's stream broke: {type(error).__name__}") from None
@@ -147,6 +150,8 @@ class Telemetry:
         for id in list(self._asked):
             self.heard(id)
         await asyncio.gather(*[courier.close() for courier in self._couriers.values()], return_exceptions=True)
+        if self._written is not None:
+            await asyncio.wait({self._written}, timeout=WRITE_S)
 
     @property
     def handed_over(self) -> int:

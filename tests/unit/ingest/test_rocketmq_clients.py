@@ -197,6 +197,32 @@ def test_a_stream_that_breaks_costs_no_attempt_and_another_gets_the_request(tmp_
     asyncio.run(play())
 
 
+def test_a_stream_ends_after_the_write_that_is_under_way_and_never_cancels_it(tmp_path):
+    """gRPC sends no end of a stream whose first write was cancelled."""
+
+    async def play():
+        async with world(tmp_path) as w, clients_of(w, Clock()) as clients:
+            flushed, written = asyncio.Event(), []
+
+            async def write(command):
+                await flushed.wait()
+                written.append(command)
+
+            stream = clients.open(clients.seen(ANONYMOUS, "c"), ANONYMOUS, write)
+            writing = asyncio.create_task(stream.write(pb.TelemetryCommand()))
+            await asyncio.sleep(0)
+            stream.ended.set()
+            await asyncio.sleep(0)
+            writing.cancel()
+            ending = asyncio.create_task(clients.ended(stream))
+            assert not (await asyncio.wait({ending}, timeout=0.05))[0]
+            flushed.set()
+            await ending
+            assert len(written) == 1
+
+    asyncio.run(play())
+
+
 def test_a_revoked_token_gets_no_more_checks(tmp_path):
     """Its stream was opened before."""
 
