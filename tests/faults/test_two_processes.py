@@ -1,7 +1,7 @@
 """Edge and job in processes of their own, as in a deployment; one of them is killed, again and again, and the other goes on.
 
 The edge's process tells what it does; a new edge first finds out what became of its predecessor's last action. The job's process
-settles, checks and retains without telling anybody anything but its time, until it is told to stop.
+settles, checks and retains without telling anybody anything but its time and round, until it is told to stop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from random import Random
 from store.errors import StoreError
 from tests.support.check_store import check_store, resolve
 from tests.support.children import Child, Teller
-from tests.support.history import RETENTION_MS, Action, Checkpoint, History, Retain, Round, Settle
+from tests.support.history import LEAD_MS, RETENTION_MS, Action, Checkpoint, Clock, History, Retain, Round, Settle
 from tests.support.points import Aim, any_aim, failpoints
 from tests.support.world import World, settle_all
 
@@ -68,14 +68,14 @@ def edge_process(root: Path, seed: int, aim: Aim | None) -> Callable[[Teller], N
     return main
 
 
-def job_process(root: Path, seed: int, aim: Aim | None, stop: Stop) -> Callable[[Teller], None]:
+def job_process(root: Path, seed: int, aim: Aim | None, stop: Stop, clock: Clock) -> Callable[[Teller], None]:
     def main(teller: Teller) -> None:
         if aim is not None:
             aim.arm()
-        rng, now_ms, round_no = Random(seed), teller.history.now_ms, teller.history.round_no
-        start_ms = now_ms
+        rng, round_no = Random(seed), teller.history.round_no
+        start_ms = now_ms = max(teller.history.now_ms + LEAD_MS, clock.told_ms())
         world = World(root, edge=False)
-        teller.tell("open", now_ms)
+        teller.tell("open")
         while not stop.given(0.001):
             now_ms += rng.choice((0, 100, 3000))
             if rng.random() < 0.05:
@@ -88,7 +88,8 @@ def job_process(root: Path, seed: int, aim: Aim | None, stop: Stop) -> Callable[
             ]
             action = rng.choices(actions, (30, 4, 1, 1))[0]
             now_ms = max(now_ms, action.now_ms)
-            teller.tell("time", now_ms, round_no)
+            clock.tell(now_ms)
+            teller.tell("round", round_no)
             world.perform(action)
         settle_all(world.job, 1 << 20, now_ms)
         world.close()
@@ -101,7 +102,8 @@ class Pair:
 
     def __init__(self, root: Path, seed: int, stop: Stop) -> None:
         self.root, self._rng, self._stop = root, Random(seed), stop
-        self.history = History()
+        self._clock = Clock(root.parent / "clock")
+        self.history = History(job_clock=self._clock)
         self.kills = 0
         self._seed = seed
 
@@ -141,21 +143,20 @@ class Pair:
                 job = self._new_job(None)
                 self._listen(job, until_end=True)
             assert not job.was_killed, "the last job ends by itself"
+            self.history.now_ms = self._clock.told_ms()
         finally:
             job.__exit__()
 
     def _run_edge(self, edge: Child, events: int) -> None:
         for number, event in enumerate(edge.events(), 1):
             if event[0] == "history":
-                # Times that the job has told since count, too.
-                event[1].now_ms = max(event[1].now_ms, self.history.now_ms)
                 edge.history = self.history = event[1]
             if number == events:
                 edge.kill()
         edge.wait()
 
     def _new_job(self, aim: Aim | None) -> Child:
-        job = Child(self.history, job_process(self.root, self._next_seed(), aim, self._stop))
+        job = Child(self.history, job_process(self.root, self._next_seed(), aim, self._stop, self._clock))
         for kind, *_ in job.events():
             if kind == "open":
                 return job
@@ -172,11 +173,10 @@ class Pair:
         return self._new_job(self._aim("job"))
 
     def _listen(self, job: Child, *, until_end: bool = False) -> None:
-        """Learn the job's time; notice if it was killed at its failpoint."""
+        """Learn the job's round; notice if it was killed at its failpoint."""
         for event in job.events() if until_end else job.ready_events():
-            if event[0] == "time":
-                self.history.now_ms = max(self.history.now_ms, event[1])
-                self.history.round_no = max(self.history.round_no, event[2])
+            if event[0] == "round":
+                self.history.round_no = max(self.history.round_no, event[1])
         if until_end:
             job.wait()
 

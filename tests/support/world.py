@@ -197,10 +197,9 @@ class World:
             (True, "Checkpoint", 2, self._think_checkpoint),
             (True, "Reopen", 2, self._think_reopen),
         ]
-        # No two actions at the same time: the ops in the log then tell which action they are of.
-        now_ms = history.now_ms + rng.choice((1, 1, 2, 400, 1500, 7000, 35_000))
         fitting = [maker for maker in makers if maker[0]]
         weights = [weight + 30 * (name in favourites) for _, name, weight, _ in fitting]
+        now_ms = history.next_ms(rng)
         return rng.choices(fitting, weights)[0][3](rng, history, now_ms)
 
     def _topics(self) -> TopicReader | None:
@@ -341,5 +340,7 @@ def ageing(history: History) -> Iterator[Action]:
         yield Retain(history.now_ms + RETENTION_MS + 5000)
 
 
-def _think_retain(rng: Random, _history: History, now_ms: int) -> Retain:
-    return Retain(now_ms + (RETENTION_MS + 5000 if rng.random() < 0.4 else 0))
+def _think_retain(rng: Random, history: History, now_ms: int) -> Retain:
+    """The job's time decides what goes; an edge without one takes away what it is told to."""
+    leap = history.job_clock is None and rng.random() < 0.4
+    return Retain(now_ms + (RETENTION_MS + 5000 if leap else 0))
