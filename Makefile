@@ -101,6 +101,7 @@ bench-kafka: venv tools ## Kafka mode against a bare Spark copy, and who does th
 	$(BIN)/python -m benchmarks.kafka
 	$(BIN)/python -m benchmarks.kafka_cluster
 	$(BIN)/python -m benchmarks.kafka_scale
+	$(BIN)/python -m benchmarks.kafka_takeover
 
 bench-rocketmq: venv ## Escrow beside a real RocketMQ, needs a JDK and Maven (about 40 minutes; ONLY=a,c for a part, SMALL=1 to try it)
 	$(BIN)/python -m benchmarks.rocketmq $(if $(ONLY),--only=$(ONLY)) $(if $(SMALL),--scale=0.02 --rounds=1)
@@ -131,7 +132,7 @@ chaos: venv ## the long chaos campaign: 300 kills of the whole service, Spark in
 chaos-ingest: venv ## 300 runs of real producers that are killed, while the endpoint is too and the network breaks
 	$(BIN)/python -m tests.chaos_ingest.campaign --runs=$(RUNS) $(if $(SEED),--seed=$(SEED))
 
-chaos-kafka: venv tools ## 100 kills of driver, executors, brokers and store: three brokers, two Spark workers
+chaos-kafka: venv tools ## 100 kills of driver, executors, broker leaders, endpoint and store: three brokers, two Spark workers
 	$(BIN)/python -m tests.kafka.campaign --kills=$(KAFKA_KILLS) $(if $(SEED),--seed=$(SEED))
 
 soak: venv ## 30 minutes of constant load: memory and files at both ends

@@ -126,6 +126,7 @@ class Shard:
             )
         if self.store.redo_offset < begin:
             self.store.wipe()
+        self._catch_up_to = end
         self._follower.add(self.partition, max(self.store.redo_offset, begin))
 
     def follow(self, timeout_s: float) -> None:
@@ -134,6 +135,8 @@ class Shard:
             if isinstance(event, int):
                 self._reached_end = True
                 continue
+            # The end of a partition that a master writes to all the time may never be told.
+            self._reached_end |= event.redo_offset >= self._catch_up_to
             self._see_term(event.term)
             if isinstance(event, redo.RedoBatch):
                 if event.refused:
@@ -170,7 +173,8 @@ class Shard:
             LOG.warning("%s: its rows do not fit its marker: rebuilt from the redo topic", self.store.root)
             self.store.wipe()
             self._reached_end = False
-            self._follower.restart(self.partition, self._follower.bounds(self.partition)[0])
+            begin, self._catch_up_to = self._follower.bounds(self.partition)
+            self._follower.restart(self.partition, begin)
             self.catch_up()
         if not self.store.sound or self.store.marker.sequence < sequence:
             found = f"{self.store.table.pending} rows are pending after batch {self.store.marker.sequence}"

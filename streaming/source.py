@@ -9,14 +9,16 @@ Spark runs the reader in a Python process of its own, so it reads the mapped fil
 beyond the published (flushed) ends. `read` returns when there is news: it sleeps until the edge or the driver wakes it
 (store/wake.py), so an idle stream costs nothing and a record is picked up at once. It also returns after `WAIT_S` without news.
 
-Spark's own notion of where it stands does not matter: the settlement drops what lies under the store's cursor and refuses what
-begins beyond it.
+Where much comes, batches follow one another only every GATHER_S: a batch costs Spark the same whether it has one record or
+thousands, and one right after the other would take half of the processors from producers. Consumers do not wait for it, since the
+edge serves them from the unsettled tail. A tick does not wait, nor does a backlog.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +36,11 @@ from streaming.settle import Feed, read_feed
 FORMAT: Final = "escrow"
 #: The longest sleep in one call. Waking ends it; this only bounds what a lost wake, or a dead driver, may cost.
 WAIT_S: Final = 2.0
+#: So many records a second are much.
+BUSY_PER_S: Final = 600.0
+#: From the beginning of one batch to that of the next, then; and how often it is looked whether the driver wants one now.
+GATHER_S: Final = 0.25
+GLANCE_S: Final = 0.02
 
 Offset = dict[str, int]
 
@@ -91,6 +98,8 @@ class EscrowReader(SimpleDataSourceStreamReader):
         self._parent = os.getppid()
         self._offered: list[Row] = []
         self._ahead: _ReadAhead | None = None
+        #: When the last batch was handed out, and how many records a second came then.
+        self._handed_s, self._rate = time.monotonic(), 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Spark pickles the reader into every plan, for tasks that must read a range again: they open the files anew.
@@ -105,10 +114,28 @@ class EscrowReader(SimpleDataSourceStreamReader):
         self._offered.clear()
         if not self._news(start):
             return iter(()), start
+        self._gather(start)
         tick = self._job[JobSlot.TICK]
         feed = self._next_feed((start["half"], start["op"]))
         self._offered = pack(feed, tick)
+        self._note_rate(len(feed.halves) + len(feed.ops))
         return iter(self._offered), {"half": feed.half_stop, "op": feed.op_stop, "tick": max(tick, start["tick"])}
+
+    def _gather(self, start: Offset) -> None:
+        """Let more of it come, where much comes."""
+        if self._rate < BUSY_PER_S:
+            return
+        until_s = self._handed_s + GATHER_S
+        while (left_s := until_s - time.monotonic()) > 0 and self._job[JobSlot.TICK] <= start["tick"]:
+            half_end, op_end = self._log.ends()
+            if max(half_end - start["half"], op_end - start["op"]) >= CHUNK_RECORDS:
+                return
+            time.sleep(min(left_s, GLANCE_S))
+
+    def _note_rate(self, records: int) -> None:
+        now_s = time.monotonic()
+        self._rate = records / max(now_s - self._handed_s, 1e-3)
+        self._handed_s = now_s
 
     def _next_feed(self, place: tuple[int, int]) -> Feed:
         ahead, self._ahead = self._ahead, None

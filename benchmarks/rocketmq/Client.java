@@ -354,6 +354,18 @@ public final class Client {
 
     // --- tools ----------------------------------------------------------------------------------------------------------
     private long maxOffset() throws Exception {
+        for (long giveUpNs = System.nanoTime() + PATIENCE_NS; ; Thread.sleep(100)) {
+            try {
+                return maxOffsetNow();
+            } catch (MQClientException unknown) { // a name server that rested may have lost its broker for a while
+                if (System.nanoTime() > giveUpNs) {
+                    throw unknown;
+                }
+            }
+        }
+    }
+
+    private long maxOffsetNow() throws Exception {
         long sum = 0;
         for (MessageQueue queue : producer.fetchPublishMessageQueues(topic)) {
             sum += producer.maxOffset(queue);

@@ -36,6 +36,10 @@ BOOT_S: Final = 180.0
 OPENS: Final = ("--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED", "--add-opens=java.base/java.nio=ALL-UNNAMED")
 
 
+#: A broker that rests (SIGSTOP) for two minutes would be taken for dead, and its topics would be gone for a while.
+NEVER_DEAD: Final = {"scanNotActiveBrokerInterval": 86_400_000, "serverChannelMaxIdleTimeSeconds": 86_400}
+
+
 class System(Protocol):
     """What a workload needs of either."""
 
@@ -99,7 +103,7 @@ class Rocket:
     def start(self, settings: Mapping[str, str] | None = None, *, wait: bool = True) -> float:
         """When the broker's process was started (seconds since 1970). It is up now, or with wait=False coming up."""
         if self._namesrv is None:
-            conf = self._write("namesrv.conf", {"listenPort": self._ports[0], "bindAddress": "127.0.0.1"})
+            conf = self._write("namesrv.conf", {"listenPort": self._ports[0], "bindAddress": "127.0.0.1", **NEVER_DEAD})
             self._namesrv = self._java("namesrv", NAMESRV_HEAP, "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(conf))
             self._wait("namesrv", self._namesrv)
         conf = self._write("broker.conf", self._broker_conf(settings or {}))

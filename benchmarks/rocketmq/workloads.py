@@ -168,24 +168,28 @@ def batches(bench: Bench) -> None:
 
 # --- (c): commit -> visible ------------------------------------------------------------------------------------------------------
 def visibility(bench: Bench) -> None:
-    seconds = bench.seconds(10, 3.0)
-    with bench.running((SYNC, ASYNC, ESCROW)) as systems, clients(systems) as by:
-        for kind, client in by.items():
-            with turn(systems, kind):
-                client.ask("tx", callers=8, seconds=bench.seconds(8))  # warm
-                client.ask("paced", rate=200, seconds=bench.seconds(5))
-        for _ in range(bench.rounds):
-            for kind, client in by.items():
-                with turn(systems, kind) as system, Cursor(system) as cursor:
-                    said = client.ask("paced", rate=200, seconds=seconds)
-                    system.settled()
-                bench.add("visible_p50_ms", kind, "200/s", said["p50_ms"])
-                bench.add("visible_p99_ms", kind, "200/s", said["p99_ms"])
-                if "committed_at" in said:
-                    waits = quantiles(cursor.waits_s(said["committed_at"]))
-                    bench.add("settled_p50_ms", kind, "200/s", waits["p50_ms"])
-                    bench.add("settled_p99_ms", kind, "200/s", waits["p99_ms"])
+    """Each started for itself: a consumer of RocketMQ that rested for two minutes gets nothing for two more."""
+    for _ in range(bench.rounds):
+        for kind in (SYNC, ASYNC, ESCROW):
+            with bench.system(kind) as system:
+                system.start()
+                with system.client() as client:
+                    _visible(bench, kind, system, client)
     bench.add("spark_floor_batch_ms", ESCROW, "200/s", _floor_ms())
+
+
+def _visible(bench: Bench, kind: str, system: System, client: Talker) -> None:
+    client.ask("tx", callers=8, seconds=bench.seconds(8))  # warm
+    client.ask("paced", rate=200, seconds=bench.seconds(5))
+    with Cursor(system) as cursor:
+        said = client.ask("paced", rate=200, seconds=bench.seconds(10, 3.0))
+        system.settled()
+    bench.add("visible_p50_ms", kind, "200/s", said["p50_ms"])
+    bench.add("visible_p99_ms", kind, "200/s", said["p99_ms"])
+    if "committed_at" in said:
+        waits = quantiles(cursor.waits_s(said["committed_at"]))
+        bench.add("settled_p50_ms", kind, "200/s", waits["p50_ms"])
+        bench.add("settled_p99_ms", kind, "200/s", waits["p99_ms"])
 
 
 def _floor_ms() -> float:

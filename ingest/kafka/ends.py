@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import threading
 import time
@@ -78,10 +79,11 @@ class OpFollower:
         self._topics, self._sealer, self._fail = topics, sealer, fail
         self._loop = asyncio.get_running_loop()
         self._consumer = Consumer(reading(connection))
+        self._watcher = Consumer(reading(connection))  # reads nothing: what it asks waits behind no fetch
         self._halves = Reader(connection, topics.half)
         self._ends: dict[int, Ends] = {}
         self._half_ends: dict[int, int] = {}
-        self._behind: set[int] = set()
+        self._behind: dict[int, int] = {}  # partition: where it ended when we began
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._number = 0
         self._waiters: dict[int, asyncio.Future[Answer]] = {}
@@ -128,6 +130,7 @@ class OpFollower:
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._consumer.close)
+        await asyncio.to_thread(self._watcher.close)
         await asyncio.to_thread(self._halves.close)
 
     # --- in the thread ----------------------------------------------------------------------------------------------------
@@ -153,11 +156,11 @@ class OpFollower:
         found = self._consumer.list_topics(self._topics.op, timeout=ASK_S).topics[self._topics.op]
         new = sorted(set(found.partitions) - set(self._ends))
         if new:
-            self._behind.update(new)
+            self._behind.update({each: bounds_of(self._watcher, self._topics.op, each, ASK_S)[1] for each in new})
             self._ends.update({partition: Ends() for partition in new})
             self._consumer.incremental_assign([TopicPartition(self._topics.op, each, OFFSET_BEGINNING) for each in new])
         for partition, ends in self._ends.items():
-            low, self._half_ends[partition] = bounds_of(self._consumer, self._topics.half, partition, GLANCE_S)
+            low, self._half_ends[partition] = bounds_of(self._watcher, self._topics.half, partition, GLANCE_S)
             ends.forget(low)
 
     def _follow(self) -> None:
@@ -173,12 +176,16 @@ class OpFollower:
             except KafkaException as error:  # a half that must be looked up cannot be now: nothing behind it may be judged before
                 self.trouble = f"halves cannot be read: {error.args[0].str()}"
                 self._stopping.wait(AGAIN_S)
-        self._note_ends([message for message in messages if message.error() is not None])
+        self._note_ends(good, [message for message in messages if message.error() is not None])
 
-    def _note_ends(self, events: list[Any]) -> None:
+    def _note_ends(self, good: list[Any], events: list[Any]) -> None:
+        """A partition that others write to all the time may never tell of its end: then we are beyond where it was."""
+        for message in good if self._behind else ():
+            if message.offset() + 1 >= self._behind.get(message.partition(), math.inf):
+                del self._behind[message.partition()]
         for event in events:
             if event.error().code() == KafkaError._PARTITION_EOF:
-                self._behind.discard(event.partition())
+                self._behind.pop(event.partition(), None)
             elif event.error().code() != KafkaError.UNKNOWN_TOPIC_OR_PART:  # a partition that is just being made
                 self.trouble = f"ops cannot be read: {event.error().str()}"
         if not self._behind and not self.caught_up.done() and not self._loop.is_closed():
@@ -239,7 +246,7 @@ class OpFollower:
     def _half_end(self, partition: int, half_offset: int) -> int:
         """The end of a half partition: asked for anew where it was not beyond this offset when last looked at."""
         if half_offset >= self._half_ends.get(partition, 0):
-            self._half_ends[partition] = bounds_of(self._consumer, self._topics.half, partition, ASK_S)[1]
+            self._half_ends[partition] = bounds_of(self._watcher, self._topics.half, partition, ASK_S)[1]
         return self._half_ends[partition]
 
 

@@ -32,7 +32,8 @@ class Reader:
 
     def __init__(self, connection: Connection, topic: str) -> None:
         self._topic = topic
-        self._options = reading(connection, queued_max_messages_kbytes=4096)
+        # A fetch that waits at the broker for news holds up every question behind it.
+        self._options = reading(connection, queued_max_messages_kbytes=4096, fetch_wait_max_ms=10)
         self._consumer: Consumer | None = None
         self._lock = threading.Lock()
 
@@ -40,25 +41,28 @@ class Reader:
         """The records at these offsets; those that are not there (never were, were aborted, are gone) are left out.
         KafkaException where Kafka does not answer."""
         with self._lock:
-            if self._consumer is None:
-                self._consumer = Consumer(self._options)
-            low, high = bounds_of(self._consumer, self._topic, partition, ASK_S)
+            low, high = bounds_of(self._connected(), self._topic, partition, ASK_S)
             wanted = sorted({offset for offset in offsets if low <= offset < high})
             found: dict[int, Any] = {}
             try:
                 for run in _runs(wanted):
                     found.update(self._read_run(partition, run))
             finally:
-                self._consumer.unassign()
+                self._connected().unassign()
             return found
 
+    def _connected(self) -> Consumer:
+        if self._consumer is None:
+            self._consumer = Consumer(self._options)
+        return self._consumer
+
     def _read_run(self, partition: int, run: list[int]) -> dict[int, Any]:
-        assert self._consumer is not None
+        consumer = self._connected()
         wanted, found, end_s = set(run), dict[int, Any](), time.monotonic() + ASK_S
-        self._consumer.assign([TopicPartition(self._topic, partition, run[0])])
+        consumer.assign([TopicPartition(self._topic, partition, run[0])])
         while time.monotonic() < end_s:
-            first = self._consumer.poll(0.5)
-            messages: list[Any] = [first, *self._consumer.consume(_AT_ONCE, 0)] if first is not None else []
+            first = consumer.poll(0.5)
+            messages: list[Any] = [first, *consumer.consume(_AT_ONCE, 0)] if first is not None else []
             for message in messages:
                 error = message.error()
                 if error is not None and error.code() == KafkaError._PARTITION_EOF:

@@ -19,7 +19,7 @@ from ingest.kafka.messages import born_at_ms_of
 from ingest.kafka.ops import headers_of, read_op
 from ingest.kafka.places import Place
 from ingest.kafka.sealing import PlaceSealer, place_in
-from sinks.kafka.clients import Connection
+from sinks.kafka.clients import Connection, bounds_of
 from sinks.kafka.contract import GROUP, TOPIC, Topics
 from store.ends import OPEN, Verdict, byte_after, judge
 from store.records import OpKind, State
@@ -71,8 +71,9 @@ class KafkaHistories:
             consumer, ended = Consumer(self._options), OPEN
             try:
                 at = TopicPartition(self._topics.op, place.partition, found.stored_at_ms)
+                _, end = bounds_of(consumer, self._topics.op, place.partition, ASK_S)
                 consumer.assign(consumer.offsets_for_times([at], timeout=ASK_S))
-                for message in _to_the_end(consumer):
+                for message in _to_the_end(consumer, end):
                     ended = _add(found, place.half_offset, message, ended)
             finally:
                 consumer.close()
@@ -94,8 +95,8 @@ def _add(found: Transaction, half_offset: int, message: Any, ended: int) -> int:
     return byte_after(op.kind, ended)
 
 
-def _to_the_end(consumer: Consumer) -> Iterator[Any]:
-    """Every record from where the consumer stands to the end of its one partition."""
+def _to_the_end(consumer: Consumer, end: int) -> Iterator[Any]:
+    """Every record from where the consumer stands to this end of its one partition, or to its end now."""
     end_s = time.monotonic() + READ_S
     while time.monotonic() < end_s:
         first = consumer.poll(0.5)
@@ -103,6 +104,8 @@ def _to_the_end(consumer: Consumer) -> Iterator[Any]:
         for message in messages:
             if message.error() is None:
                 yield message
+                if message.offset() + 1 >= end:
+                    return
             elif message.error().code() == KafkaError._PARTITION_EOF:
                 return
             else:

@@ -61,6 +61,8 @@ REFUSALS: Final = frozenset(
         KafkaError._UNKNOWN_PARTITION,
     }
 )
+#: Errors that tell only that something else went wrong before.
+UNEXPLAINED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._STATE})
 _REASONS: Final = {int(State.DISCARDED_MAX): b"check_max", int(State.DISCARDED_EXPIRED): b"expired"}
 _DISCARD_OPS: Final = {int(State.DISCARDED_MAX): OpKind.DISCARD_MAX, int(State.DISCARDED_EXPIRED): OpKind.DISCARD_EXPIRED}
 _BODY_KINDS: Final = (RedoKind.RELEASE, RedoKind.DISCARD, RedoKind.CHECK)
@@ -247,9 +249,9 @@ def _write(owner: _Owner, task: Task) -> Done:
                 break
         except _Refused:
             pass
-        except KafkaException:
+        except KafkaException as error:
             # Without the right to write to one topic nothing of the transaction goes out, and no report says why.
-            if attempt.failed or not knows.bar(_unwritable(task.target, owner.topics)):
+            if error.args[0].code() not in UNEXPLAINED or not knows.bar(_unwritable(task.target, owner.topics)):
                 raise
         if attempt.failed:  # otherwise Kafka knows of no transaction, and to abort it would be an error
             attempt.judge()
@@ -293,12 +295,13 @@ class _Known:
 
 def _unwritable(target: Target, topics: Iterable[str]) -> list[str]:
     """Those of these topics that we may not write to."""
-    found = []
-    admin = AdminClient(target.client)
-    asked = admin.describe_topics(TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=METADATA_S)
+    admin, found, names = AdminClient(target.client), list[str](), list(topics)
+    if not names:
+        return []
+    asked = admin.describe_topics(TopicCollection(names), include_authorized_operations=True, request_timeout=METADATA_S)
     for topic, described in asked.items():
         try:
-            allowed = described.result(METADATA_S).authorized_operations
+            allowed = described.result(2 * METADATA_S).authorized_operations
         except KafkaException as error:
             if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 found.append(topic)

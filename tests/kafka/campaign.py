@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import random
 import shutil
@@ -203,9 +204,11 @@ class Campaign:
             broker.pause()
         before = len(self.watch.seen)
         _say("no broker answers")
-        self.pause(OUTAGE_S)
-        for broker in self.cluster.brokers:
-            broker.resume()
+        try:
+            self.pause(OUTAGE_S)
+        finally:
+            for broker in self.cluster.brokers:
+                broker.resume()
         self.cluster.wait()
         self.outages += 1
         meanwhile = len(self.watch.seen) - before
@@ -230,12 +233,15 @@ class Campaign:
         return [pid for pid in found if kind != "worker" or _parent(pid) in found] or found
 
     # --- from beginning to end ---
-    def run(self, kinds: Sequence[str]) -> None:
+    def run(self, kinds: Sequence[str], at_most_s: float = math.inf) -> None:
+        """Kills of these kinds, one after another, for as long as there is time; then what must be true is true."""
         job = self.keep_alive()
         self.endpoint = Endpoint(self.world.root / "edge", *self.world.flags, port=quiet_port())
         job.wait_ready()
         with self._loads():
             for kind in kinds:
+                if time.monotonic() > self.began_s + at_most_s:
+                    break
                 while not self.kill(kind):  # nobody of that kind lives yet
                     self.pause(0.5)
                 if self.rng.random() < 0.7:
@@ -330,6 +336,7 @@ def chosen(kills: int, rng: random.Random) -> list[str]:
 def main(argv: Iterable[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kafka.campaign")
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no kills after that")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     args = parser.parse_args(None if argv is None else list(argv))
     print(f"SEED={args.seed}", flush=True)
@@ -337,7 +344,7 @@ def main(argv: Iterable[str] | None = None) -> int:
     with kafka_cluster(3) as cluster, spark_cluster(2) as spark:
         campaign = Campaign(cluster, args.seed, partitions=4, spark=spark)
         try:
-            campaign.run(chosen(args.kills, random.Random(args.seed)))
+            campaign.run(chosen(args.kills, random.Random(args.seed)), 60 * args.minutes)
             report(campaign)
         finally:
             campaign.close()

@@ -297,6 +297,27 @@ def test_two_endpoints_race_and_a_third_with_nothing_but_the_keys_says_the_same(
         assert [client.end(GROUP, id, "commit")["verdict"] for id in ids] == wanted
 
 
+def test_an_endpoint_starts_while_others_write_ops_all_the_time(world: KafkaWorld) -> None:
+    """A partition that is written to all the time never tells a reader of its end."""
+    stopping = threading.Event()
+
+    def write() -> None:
+        while not stopping.wait(0.02):
+            for partition in range(2):
+                world.send_op((partition, 10**9), "COMMIT")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        with Endpoint(world.root / "busy", *world.flags, "startTimeout=30s") as busy, EdgeClient(busy.port) as client:
+            [id] = client.prepare([half()])
+            assert client.end(GROUP, id, "commit")["verdict"] == "accepted"
+            assert client.transaction(id)["state"] == "COMMITTED"
+    finally:
+        stopping.set()
+        thread.join()
+
+
 def test_without_the_key_ids_do_not_open(client: EdgeClient, world: KafkaWorld) -> None:
     [id] = client.prepare([half()])
     flags = [flag for flag in world.flags if flag != KEYS]

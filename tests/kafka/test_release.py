@@ -1,16 +1,26 @@
-"""The happy path: halves and ops written by a plain Kafka client, committed messages in real topics. The job logs in (SASL)."""
+"""The happy path: halves and ops written by a plain Kafka client, committed messages in real topics. The job logs in (SASL).
+
+And what it tells: a real Prometheus scrapes it under load, every query of the board has data, docs/metrics.md names all of it.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
+import threading
+import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
+from tests.support.boards import queries
 from tests.support.kafka import SASL_PASSWORD, Cluster
 from tests.support.kafka_world import KafkaWorld, bodies, processes
+from tests.support.metrics_page import documented, exposed
+from tests.support.prometheus import Prometheus, scraping
 from tests.support.tools import require_tool
 
 #: The first test waits for Kafka, Java and Spark to start.
@@ -78,6 +88,24 @@ def test_kcat_as_producer_and_consumer(world: KafkaWorld) -> None:
     assert told.stdout == f"key from kcat escrow-transaction-id=0-{stored.offset()}"
 
 
+def test_groups_and_offsets_of_others_are_not_touched(world: KafkaWorld) -> None:
+    world.cluster.create_topic("shared-with-others", 2)
+    theirs = [TopicPartition(topic, 0, 1) for topic in ("shared-with-others", world.half, world.op)]
+    other = Consumer({"bootstrap.servers": world.cluster.bootstrap, "group.id": f"{world.name}-others", "log_level": 2})
+    try:
+        other.commit(offsets=theirs, asynchronous=False)
+        for number in range(5):
+            world.say(world.prepare(b"%d" % number, "shared-with-others"), "COMMIT")
+        world.await_released("shared-with-others", 5)
+        assert [at.offset for at in other.committed(theirs, timeout=30)] == [1, 1, 1]
+    finally:
+        other.close()
+    admin = world.cluster.admin()
+    groups = {group.group_id for group in admin.list_consumer_groups().result(30).valid}
+    assert {group for group in groups if group.startswith(world.name)} == {f"{world.name}-lease", f"{world.name}-others"}
+    assert not {group for group in groups if group.startswith(("escrow", "spark"))}, "what only reads makes no group"
+
+
 def test_the_job_goes_on_when_its_python_workers_die(world: KafkaWorld) -> None:
     world.cluster.create_topic("worker-died")
     (job,) = world.jobs
@@ -90,3 +118,49 @@ def test_the_job_goes_on_when_its_python_workers_die(world: KafkaWorld) -> None:
         world.say(place, "COMMIT")
     assert bodies(world.await_released("worker-died", 10)) == bodies_of(range(10))
     assert job.alive, "the same driver"
+
+
+# --- what it tells -----------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def port(world: KafkaWorld) -> Iterator[int]:
+    """Of the metrics of the job, which has work all the time from here on."""
+    stop = threading.Event()
+    world.cluster.create_topic("measured", 2)
+
+    def work() -> None:
+        number = 0
+        while not stop.wait(0.1):
+            number += 1
+            place = world.prepare(b"%d" % number, "measured", partition=number % 2)
+            world.say(place, "ROLLBACK" if number % 3 == 0 else "COMMIT")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield next(line["metrics_port"] for line in world.jobs[0].lines if line.get("ready"))
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def prometheus(port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    place: Path = tmp_path_factory.mktemp("prometheus") / "its"
+    with scraping(place, {"7480": port, "7482": port}) as made:
+        yield made
+
+
+@pytest.mark.parametrize("expr", queries("kafka"))
+def test_every_panel_has_data(expr: str, prometheus: Prometheus) -> None:
+    prometheus.until_values(expr)
+
+
+def test_the_page_names_what_is_told(prometheus: Prometheus, port: int) -> None:
+    prometheus.until_values("escrow_kafka_released_messages_total > 0")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        told = exposed(answer.read().decode())
+    assert {name: each for name, each in told.items() if "kafka" in name} == {
+        name: each for name, each in documented("kafka").items() if "kafka" in name
+    }
+    assert told.keys() <= documented("job", "kafka").keys()
+    assert prometheus.values("sum(escrow_kafka_master)")[0] >= 1

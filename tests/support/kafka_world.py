@@ -152,11 +152,15 @@ class KafkaWorld:
         self.jobs.append(job)
         return job.wait_ready() if wait else job
 
-    def advance(self, seconds: float) -> None:
+    @property
+    def ahead_s(self) -> int:
+        """By how much the job's clock is ahead of the broker's."""
+        return int(self.shift_file.read_text()) // 1000 if self.shift_file.exists() else 0
+
+    def advance(self, seconds: int) -> None:
         """The job's clock jumps ahead (steady time too)."""
-        now = int(self.shift_file.read_text()) if self.shift_file.exists() else 0
         temporary = self.shift_file.with_suffix(".new")
-        temporary.write_text(str(now + int(seconds * 1000)))
+        temporary.write_text(str(1000 * (self.ahead_s + seconds)))
         temporary.replace(self.shift_file)
 
     # --- producers ---
@@ -167,14 +171,20 @@ class KafkaWorld:
         return self._producer
 
     def send_half(
-        self, body: bytes, topic: str, group: str = "orders", key: bytes | None = None, partition: int | None = 0, **headers: str
+        self,
+        body: bytes | None,
+        topic: str,
+        group: str = "orders",
+        key: bytes | None = None,
+        partition: int | None = 0,
+        **headers: str,
     ) -> Any:
         """A half on its way; `.get()` says where."""
         ours = {"escrow-group": group, "escrow-topic": topic, **{name.replace("_", "-"): value for name, value in headers.items()}}
         encoded = [(name, value.encode()) for name, value in ours.items()]
         return self.producer.send(self.half, key=key, value=body, partition=partition, headers=encoded)
 
-    def prepare(self, body: bytes, topic: str, **options: Any) -> Place:
+    def prepare(self, body: bytes | None, topic: str, **options: Any) -> Place:
         done = self.send_half(body, topic, **options).get(60)
         return done.partition, done.offset
 
