@@ -347,12 +347,12 @@ class KafkaJobService:
         """On an executor. What Spark throws is told as a sentence: the task is started again."""
         assert self._spark is not None
         try:
-            found = self._spark.sparkContext.parallelize([task], 1).map(_on_executor).collect()
+            found = self._spark.sparkContext.parallelize([task], 1).map(release.attempt).collect()
         except Exception as error:  # an executor died, Java did, a network did not answer
             return f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
-        executor, done = found[0]
+        done = found[0]
         if isinstance(done, release.Done):
-            self.executors[executor] += done.bytes
+            self.executors[done.executor] += done.bytes
         if isinstance(done, str) and done.startswith(release.SUPERSEDED):
             raise release.Superseded(done.removeprefix(release.SUPERSEDED))
         return done
@@ -426,11 +426,6 @@ class KafkaJobService:
         batch = self._same_place(shard, now_ms)
         batch.release_again(half_offsets, shard.table.get(half_offsets)["word"])
         shard.commit(batch)
-
-
-def _on_executor(task: release.Task) -> tuple[str, release.Done | str]:
-    """(which executor, what came of the task). The parent of Spark's Python workers belongs to one executor."""
-    return f"{socket.gethostname()}/{os.getppid()}", release.attempt(task)
 
 
 def pieces_of(feed: Feed, table: StateTable) -> Iterator[Feed]:
