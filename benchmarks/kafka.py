@@ -45,9 +45,9 @@ SHARED = {"Half": "bench.half", "Op": "bench.op"}
 OWN = ("Redo", "Check", "Discard", "Lease")
 
 
-def settings_for(root: Path, cluster: Cluster, number: int | str, *more: str) -> Settings:
+def settings_for(root: Path, bootstrap: str, number: int | str, *more: str) -> Settings:
     flags = [
-        f"dataDir={root / f'data{number}'}", "mode=kafka", f"kafkaBootstrapServers={cluster.bootstrap}", "kafkaReplication=1",
+        f"dataDir={root / f'data{number}'}", "mode=kafka", f"kafkaBootstrapServers={bootstrap}", "kafkaReplication=1",
         "kafkaMinInsync=1", f"kafkaPartitions={PARTITIONS}", f"kafkaJarsDir={connector_dir()}",
         *(f"kafka{name}Topic={topic}" for name, topic in SHARED.items()),
         *(f"kafka{name}Topic=bench.{name.lower()}.{number}" for name in OWN),
@@ -70,9 +70,9 @@ def make_topics(settings: Settings) -> contract.Topics:
     return topics
 
 
-def fill(cluster: Cluster, topic: str, numbers: range, headers: list[tuple[str, bytes]], body_bytes: int = 0) -> None:
+def fill(bootstrap: str, topic: str, numbers: range, headers: list[tuple[str, bytes]], body_bytes: int = 0) -> None:
     """Message n to partition n mod PARTITIONS; without a body it is an op and says which half it is about."""
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000})
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000})
     body = os.urandom(body_bytes)
     for number in numbers:
         more = [] if body else [("escrow-half-offset", b"%d" % (number // PARTITIONS))]
@@ -85,16 +85,16 @@ def fill(cluster: Cluster, topic: str, numbers: range, headers: list[tuple[str, 
     assert producer.flush(600) == 0
 
 
-def fill_halves(cluster: Cluster, topics: contract.Topics, numbers: range, body_bytes: int) -> None:
+def fill_halves(bootstrap: str, topics: contract.Topics, numbers: range, body_bytes: int) -> None:
     """Halves for REAL, then their commits."""
     group = ("escrow-group", b"bench")
-    fill(cluster, topics.half, numbers, [group, ("escrow-topic", REAL.encode()), TRACE], body_bytes)
-    fill(cluster, topics.op, numbers, [group, ("escrow-op", b"COMMIT")])
+    fill(bootstrap, topics.half, numbers, [group, ("escrow-topic", REAL.encode()), TRACE], body_bytes)
+    fill(bootstrap, topics.op, numbers, [group, ("escrow-op", b"COMMIT")])
 
 
-def visible(cluster: Cluster, topic: str) -> int:
+def visible(bootstrap: str, topic: str) -> int:
     """Messages that a read_committed consumer sees."""
-    options = {"bootstrap.servers": cluster.bootstrap, "group.id": "unused", "enable.auto.commit": False, "log_level": 2}
+    options = {"bootstrap.servers": bootstrap, "group.id": "unused", "enable.auto.commit": False, "log_level": 2}
     consumer = Consumer({**options, "isolation.level": "read_committed", "enable.partition.eof": True})
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
     found, left = 0, PARTITIONS
@@ -140,7 +140,7 @@ def await_commits(service: KafkaJobService, count: int) -> None:
 
 def release(spark: SparkSession, cluster: Cluster, root: Path, number: int, count: int) -> float:
     """Seconds of Escrow, from the start of the query until all are released and settled."""
-    settings = settings_for(root, cluster, number)
+    settings = settings_for(root, cluster.bootstrap, number)
     with job(settings) as service:
         started_s = time.perf_counter()
         service.start(spark, make_run_directory(settings) / "checkpoint")
@@ -163,9 +163,11 @@ def main() -> None:
 def _measure(root: Path, cluster: Cluster, messages: int, rounds: int) -> dict[str, float]:
     for topic in ("bench.in", REAL):
         cluster.create_topic(topic, PARTITIONS)
-    fill(cluster, "bench.in", range(messages), [TRACE], BODY_BYTES)
-    settings = settings_for(root, cluster, "-spark")  # a data directory of its own: each start of a job empties its scratch
-    fill_halves(cluster, make_topics(settings), range(messages), BODY_BYTES)
+    fill(cluster.bootstrap, "bench.in", range(messages), [TRACE], BODY_BYTES)
+    settings = settings_for(
+        root, cluster.bootstrap, "-spark"
+    )  # a data directory of its own: each start of a job empties its scratch
+    fill_halves(cluster.bootstrap, make_topics(settings), range(messages), BODY_BYTES)
     spark: Any = start_spark(settings, make_run_directory(settings))
     rates: dict[str, list[float]] = {"copy": [], "tuned": [], "release": []}
     for number in range(WARM_UPS + rounds):
@@ -175,13 +177,13 @@ def _measure(root: Path, cluster: Cluster, messages: int, rounds: int) -> dict[s
             "release": release(spark, cluster, root, number, messages),
         }
         for out in (f"bench.copy.plain{number}", f"bench.copy.tuned{number}"):
-            assert visible(cluster, out) == messages
+            assert visible(cluster.bootstrap, out) == messages
         for name, taken_s in took_s.items():
             rates[name].append(messages / taken_s)
         told = ", ".join(f"{name} {values[-1]:.0f}/s" for name, values in rates.items())
         print(f"round {number}: {told}{' (warm-up)' if number < WARM_UPS else ''}", flush=True)
     spark.stop()
-    assert visible(cluster, REAL) == messages * (WARM_UPS + rounds)
+    assert visible(cluster.bootstrap, REAL) == messages * (WARM_UPS + rounds)
     counted = {name: values[WARM_UPS:] for name, values in rates.items()}
     for name, values in counted.items():
         print(f"{name}/s: {spread(values)}")

@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.kafka import REAL, await_commits, fill_halves, job, make_topics, settings_for, visible
 from benchmarks.support import load, private_mib, report, scratch
 from streaming.session import make_run_directory, start_spark
-from tests.support.kafka import Cluster, kafka_cluster
+from tests.support.kafka import kafka_cluster
 from tests.support.spark_cluster import spark_cluster
 from tests.support.tools import require_tool
 
@@ -63,7 +63,7 @@ class Sockets:
     def look(self) -> None:
         listed = subprocess.run([require_tool("ss"), "-tinpHO"], capture_output=True, text=True, check=True).stdout
         mine = {}
-        for line in listed.splitlines():
+        for line in listed.replace("[::ffff:127.0.0.1]", "127.0.0.1").splitlines():  # Java's name for the same
             words = line.split()
             if self._pids & {int(pid) for pid in re.findall(r"pid=(\d+)", line)}:
                 counts = dict(re.findall(r"(bytes_acked|bytes_received):(\d+)", line))
@@ -110,20 +110,20 @@ class Watch(threading.Thread):
         return self.sockets.total - self._before
 
 
-def drive(root: Path, cluster: Cluster, spark_url: str, body_bytes: int, messages: int) -> Seen:
+def drive(root: Path, bootstrap: str, spark_url: str, body_bytes: int, messages: int) -> Seen:
     """A driver from start to end: warm up, then release `messages` and look."""
     flags = [f"sparkMaster={spark_url}", "sparkExecutorMemory=512MiB", "sparkDriverMemory=512MiB"]
-    settings = settings_for(root, cluster, body_bytes, *flags)
+    settings = settings_for(root, bootstrap, body_bytes, *flags)
     topics = make_topics(settings)
     spark: Any = start_spark(settings, make_run_directory(settings))
     try:
         with job(settings) as service, _fresh_process() as other:
             service.start(spark, make_run_directory(settings) / "checkpoint")
-            other.submit(fill_halves, cluster, topics, range(WARM_UP), body_bytes).result()
+            other.submit(fill_halves, bootstrap, topics, range(WARM_UP), body_bytes).result()
             await_commits(service, WARM_UP)
             before, watch = service.executors.copy(), Watch(spark)
             watch.start()
-            other.submit(fill_halves, cluster, topics, range(WARM_UP, WARM_UP + messages), body_bytes).result()
+            other.submit(fill_halves, bootstrap, topics, range(WARM_UP, WARM_UP + messages), body_bytes).result()
             await_commits(service, WARM_UP + messages)
             network_bytes = watch.end()
             return Seen(messages, dict(service.executors - before), network_bytes, watch.heap_mib, watch.python_mib)
@@ -161,8 +161,8 @@ def main() -> None:
 def _measure(body_bytes: int, messages: int) -> Seen:
     with scratch() as root, kafka_cluster() as cluster, spark_cluster(2) as spark, _fresh_process() as driver:
         cluster.create_topic(REAL, 2)
-        seen = driver.submit(drive, root, cluster, spark.url, body_bytes, messages).result()
-        assert visible(cluster, REAL) == WARM_UP + messages
+        seen = driver.submit(drive, root, cluster.bootstrap, spark.url, body_bytes, messages).result()
+        assert visible(cluster.bootstrap, REAL) == WARM_UP + messages
         return seen
 
 
