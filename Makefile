@@ -97,8 +97,9 @@ bench-ingest: venv tools ## benchmarks of the endpoint, the SDK and what consume
 	$(BIN)/python -m benchmarks.ingest
 	$(BIN)/python -m benchmarks.sdk
 
-bench-kafka: venv tools ## Kafka mode against a bare Spark copy, with a real broker (about 5 minutes)
+bench-kafka: venv tools ## Kafka mode against a bare Spark copy, and who does the work on a cluster (about 8 minutes)
 	$(BIN)/python -m benchmarks.kafka
+	$(BIN)/python -m benchmarks.kafka_cluster
 	$(BIN)/python -m benchmarks.kafka_scale
 	$(BIN)/python -m benchmarks.kafka_takeover
 

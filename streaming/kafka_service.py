@@ -19,6 +19,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -93,6 +94,7 @@ class KafkaJobService:
         self.guard = ClockGuard(self.clock, self._made(settings.data_dir), 0, settings.clock_drift_max_ms)
         self.parts: dict[int, _Part] = {}
         self.batches = 0
+        self.executors: Counter[str] = Counter()  # bytes that each has released
         self._stopping, self._wake = threading.Event(), threading.Event()
         self._opening = threading.Lock()
         self._lease: Lease | None = None
@@ -349,6 +351,8 @@ class KafkaJobService:
         except Exception as error:  # an executor died, Java did, a network did not answer
             return f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
         done = found[0]
+        if isinstance(done, release.Done):
+            self.executors[done.executor] += done.bytes
         if isinstance(done, str) and done.startswith(release.SUPERSEDED):
             raise release.Superseded(done.removeprefix(release.SUPERSEDED))
         return done

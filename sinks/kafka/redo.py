@@ -183,7 +183,8 @@ def last_of(options: dict[str, Any], topic: str, partition: int, timeout_s: floa
 
     Only what is near the end is read: a marker carries the term of its writer, so the last marker and the claims behind it tell.
     """
-    consumer = redo_consumer(options)
+    # The end of a partition is told when the broker has waited for more in vain: half a second by default.
+    consumer = redo_consumer({**options, "fetch.wait.max.ms": 10})
     try:
         begin, end = bounds_of(consumer, topic, partition, timeout_s)
         distance = LOOK_BACK

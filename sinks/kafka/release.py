@@ -19,9 +19,11 @@ producer is thrown away: the next attempt begins at 1, and 2 decides what became
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -111,6 +113,7 @@ class Done:
     written: bool  # False: it had been written before
     messages: int = 0
     bytes: int = 0
+    executor: str = ""  # host and number of the process whose children run an executor's tasks
 
 
 # --- who owns an id -------------------------------------------------------------------------------------------------------------
@@ -161,7 +164,7 @@ def attempt(task: Task) -> Done | str:
     """`run`, its failures as text: Spark would repeat a task that raises, and the driver should decide."""
     try:
         with no_collector():
-            return run(task)
+            return replace(run(task), executor=f"{socket.gethostname()}/{os.getppid()}")
     except Superseded as error:
         return f"{SUPERSEDED}{error}"
     except Unwritten as error:

@@ -15,13 +15,13 @@ from tests.support.spark_cluster import SparkCluster, spark_cluster
 pytestmark = pytest.mark.timeout(900)
 
 
-def executors_with_tasks(cluster: SparkCluster) -> set[str]:
-    """Executors whose own log tells of a finished task."""
+def executors_that_released(cluster: SparkCluster) -> set[str]:
+    """Executors whose own log tells of a release: the source's tasks run under another name."""
     logs = cluster.directory.glob("worker*/work/app-*/*/stderr")
     return {
         f"{log.parent.parent.name}/{log.parent.name}"
         for log in logs
-        if re.search(r"Finished task", log.read_text(errors="replace"))
+        if re.search(r"INFO PythonRunner: Times: total", log.read_text(errors="replace"))
     }
 
 
@@ -33,7 +33,7 @@ def test_two_workers_share_the_work_and_new_partitions_are_taken_up(kafka: Clust
         log4j.write_text("spark.log.level INFO\n")
         world.start(flags=[f"sparkConfFile={log4j}"])
         sent = 0
-        while len(executors_with_tasks(spark)) < 2:
+        while len(executors_that_released(spark)) < 2:
             places = [world.prepare(b"%d" % (sent + number), "shared", partition=number % 2) for number in range(20)]
             sent += 20
             for place in places:
