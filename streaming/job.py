@@ -96,10 +96,13 @@ def _run(settings: Settings, signals: _Signals) -> int:
     spark: SparkSession | None = None
     try:
         port = _serve_metrics(settings, service)  # 2
-        if not isinstance(service, JobService) and not _take_over(service, signals, port):
-            return 0
         run = make_run_directory(settings)
-        spark = start_spark(settings, run)  # 3
+        if not isinstance(service, JobService) and not service.take_over(timeout_s=STANDBY_AFTER_S):
+            # Warm, so that it need not be waited for; on a cluster it would hold executors that the master needs.
+            spark = start_spark(settings, run) if settings.spark_master.startswith("local") else None
+            if not _stand_by(service, spark, signals, port):
+                return 0
+        spark = spark or start_spark(settings, run)  # 3
         _start(service, spark, run)  # 4
         print(json.dumps({"ready": True, "metrics_port": port}), flush=True)  # 5
         signals.raising = False
@@ -122,18 +125,20 @@ def _service(settings: Settings) -> AnyService:
     return KafkaJobService(settings)
 
 
-def _take_over(service: KafkaJobService, signals: _Signals, port: int) -> bool:
+def _stand_by(service: KafkaJobService, spark: SparkSession | None, signals: _Signals, port: int) -> bool:
     """Until this driver is the master; False where it was asked to stop before. A standby is ready for its work: to wait."""
-    if service.take_over(timeout_s=STANDBY_AFTER_S):
-        return True
     print(json.dumps({"ready": True, "metrics_port": port}), flush=True)
     _notice("standby: another driver is the master")
+    jvm = _jvm(spark) if spark is not None else None
     signals.raising = False
-    taken = service.take_over(lambda: not signals.asked.is_set())
+    taken = service.take_over(lambda: not signals.asked.is_set() and (jvm is None or jvm.poll() is None))
     signals.raising = True
-    if taken:
-        _notice("the master is gone: this driver takes over")
-    return taken and not signals.asked.is_set()
+    if signals.asked.is_set():
+        return False
+    if not taken and spark is not None:
+        raise JavaDied(java_death(spark.sparkContext._gateway))
+    _notice("the master is gone: this driver takes over")
+    return True
 
 
 def _start(service: AnyService, spark: SparkSession, run: Path) -> None:
