@@ -63,7 +63,8 @@ PARTITIONS_EVERY_S: Final = 2.0
 RETRY_MESSAGES_MAX: Final = 1_000
 #: What one Kafka transaction releases, about.
 RELEASE_BYTES_MAX: Final = 128 << 20
-#: An idle shard says where it stands this often (of fileReservedTime): its last marker must not age out of the redo topic.
+#: An idle shard says where it stands this often (of fileReservedTime), one that never had a batch too: a redo partition whose
+#: beginning is gone and that has no marker is taken for one that was lost.
 MARKER_SHARE: Final = 0.25
 
 Array = np.ndarray[Any, Any]
@@ -413,7 +414,7 @@ class KafkaJobService:
                 part.retry_at_ms = now_ms + self.settings.kafka_retry_interval_ms
                 self._retry(part.shard, now_ms)
             marker = part.shard.marker
-            if marker.sequence and now_ms - marker.now_ms > MARKER_SHARE * self.settings.retention_ms:
+            if now_ms - marker.now_ms > MARKER_SHARE * self.settings.retention_ms:
                 part.shard.commit(self._same_place(part.shard, now_ms))
                 part.shard.store.retain(now_ms, self.settings.retention_ms)
 

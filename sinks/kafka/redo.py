@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from sinks.errors import RedoBroken
 from sinks.kafka import contract
 from sinks.kafka.clients import NO_GROUP, bounds_of
-from store.redo_log import MARKER, REDO, Marker, batch_crc, decode_marker, encode_marker
+from store.redo_log import MARKER, NUMBER_MASK, REDO, Marker, batch_crc, decode_marker, encode_marker
 
 CLAIM, ENTRIES, MARK = b"claim", b"entries", b"marker"
 #: Uncompressed, so many fit into Kafka's default record.
@@ -81,10 +81,11 @@ def batch_records(
 
 
 class Decoder:
-    """Puts the records of one redo partition together, in their order."""
+    """Puts the records of one redo partition together, in their order. `cut`: retention may have taken the beginning of the first
+    batch, which is passed over then."""
 
-    def __init__(self, partition: int) -> None:
-        self.partition = partition
+    def __init__(self, partition: int, *, cut: bool = False) -> None:
+        self.partition, self._cut = partition, cut
         self._parts: list[Array] = []
 
     def take(self, message: Message) -> Claim | RedoBatch | None:
@@ -94,6 +95,7 @@ class Decoder:
         try:
             if kind == CLAIM:
                 self._parts.clear()
+                self._cut = False
                 return Claim(self.partition, behind, int(json.loads(value)["term"]))
             if kind == ENTRIES:
                 self._parts.append(unpack_entries(value))
@@ -104,12 +106,15 @@ class Decoder:
             raise RedoBroken(self.partition, message.offset(), repr(error)) from error
         raise RedoBroken(self.partition, message.offset(), f"no record of ours: {kind!r}")
 
-    def _batch(self, value: bytes, behind: int) -> RedoBatch:
+    def _batch(self, value: bytes, behind: int) -> RedoBatch | None:
         entries = np.concatenate(self._parts) if self._parts else np.empty(0, REDO)
+        may_be_cut, self._cut = self._cut, False
         self._parts.clear()
         raw, rest = bytearray(value[: MARKER.itemsize]), json.loads(value[MARKER.itemsize :])
         encoded = np.frombuffer(bytes(raw), MARKER, 1)[0]
         marker = decode_marker(encoded)
+        if may_be_cut and len(entries) < int(encoded["tag"]) & NUMBER_MASK:
+            return None
         raw[8:12] = bytes(4)
         if batch_crc(entries.tobytes(), bytes(raw), marker.sequence) != int(encoded["crc"]):
             raise ValueError(f"the CRC of batch {marker.sequence} does not match")
@@ -153,15 +158,15 @@ class Follower:
         self._consumer, self._topic = redo_consumer(options), topic
         self._decoders: dict[int, Decoder] = {}
 
-    def add(self, partition: int, redo_offset: int) -> None:
-        """Follow this partition from that offset."""
-        self._decoders[partition] = Decoder(partition)
+    def add(self, partition: int, redo_offset: int, *, cut: bool = False) -> None:
+        """Follow this partition from that offset. `cut`: it is where retention has put the partition's beginning."""
+        self._decoders[partition] = Decoder(partition, cut=cut)
         self._consumer.incremental_assign([TopicPartition(self._topic, partition, redo_offset)])
 
-    def restart(self, partition: int, redo_offset: int) -> None:
-        """Follow it from another offset."""
+    def restart(self, partition: int, begin: int) -> None:
+        """Follow it from its beginning again."""
         self._consumer.incremental_unassign([TopicPartition(self._topic, partition)])
-        self.add(partition, redo_offset)
+        self.add(partition, begin, cut=begin > 0)
 
     def bounds(self, partition: int) -> tuple[int, int]:
         """(begin, end) of a partition."""

@@ -223,16 +223,17 @@ def make_producer(target: Target) -> Producer:
     return Producer({**target.client, **options})
 
 
-def claim(target: Target, owner: str, at_ms: int) -> tuple[int, int]:
-    """Take a shard over: (its new term, sequence of its last batch)."""
+def claim(target: Target, owner: str, at_ms: int, known_term: int) -> tuple[int, int]:
+    """Take a shard over: (its new term, sequence of its last batch). Terms go up also where retention has taken the last claim."""
     producer = make_producer(target)
     producer.init_transactions(DEADLINE_S)
     sequence, term = redo.last_of(target.client, target.topics.redo, target.partition, DEADLINE_S)
-    headers, value = redo.claim_record(term + 1, owner, at_ms)
+    term = max(term, known_term) + 1
+    headers, value = redo.claim_record(term, owner, at_ms)
     producer.begin_transaction()
     producer.produce(target.topics.redo, value, partition=target.partition, headers=list(headers))
     producer.commit_transaction(DEADLINE_S)
-    return term + 1, sequence
+    return term, sequence
 
 
 # --- one transaction ------------------------------------------------------------------------------------------------------------
