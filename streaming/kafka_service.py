@@ -61,11 +61,12 @@ STOP_S: Final = 3.0
 WATERMARK_S: Final = 30.0
 PARTITIONS_EVERY_S: Final = 2.0
 RETRY_MESSAGES_MAX: Final = 1_000
-#: What one Kafka transaction releases, about.
+#: The bodies that go with one Kafka transaction, about.
 RELEASE_BYTES_MAX: Final = 128 << 20
 #: An idle shard says where it stands this often (of fileReservedTime), one that never had a batch too: a redo partition whose
 #: beginning is gone and that has no marker is taken for one that was lost.
 MARKER_SHARE: Final = 0.25
+_WITH_BODIES: Final = np.array([int(kind) for kind in (OpKind.COMMIT, OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED)], np.uint8)
 
 Array = np.ndarray[Any, Any]
 Bools = npt.NDArray[np.bool_]
@@ -76,7 +77,7 @@ class _Part:
 
     def __init__(self, shard: Shard, policy: Policy) -> None:
         self.shard = shard
-        self.settler = Settler(shard, policy)
+        self.settler = Settler(shard, policy, RELEASE_BYTES_MAX)
         self.rounds: Rounds | None = None
         self.retry_at_ms = 0
 
@@ -430,14 +431,14 @@ class KafkaJobService:
 
 
 def pieces_of(feed: Feed, table: StateTable) -> Iterator[Feed]:
-    """A feed cut so that no piece releases much more than RELEASE_BYTES_MAX: a Kafka transaction must be done before its timeout.
-    The first piece has all the halves."""
+    """A feed cut so that no piece releases and discards much more than RELEASE_BYTES_MAX: a Kafka transaction must be done before
+    its timeout. The first piece has all the halves."""
     sizes = table.get(feed.ops["half_offset"])["size_bytes"].astype(np.int64)
     if len(feed.halves):
         at = np.minimum(np.searchsorted(feed.halves["half_offset"], feed.ops["half_offset"]), len(feed.halves) - 1)
         new = feed.halves["half_offset"][at] == feed.ops["half_offset"]
         sizes[new] = feed.halves["size_bytes"][at[new]]
-    sizes[feed.ops["kind"] != int(OpKind.COMMIT)] = 0
+    sizes[~np.isin(feed.ops["kind"], _WITH_BODIES)] = 0
     piece = np.cumsum(sizes) // RELEASE_BYTES_MAX
     # An ASKED record is several ops with one offset: never cut within.
     stops = [int(feed.ops["op_offset"][at + 1]) for at in np.flatnonzero(np.diff(piece)).tolist()]

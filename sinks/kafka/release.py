@@ -4,7 +4,7 @@ Everything that is written follows from the batch's redo entries:
 
     RELEASE     the half's message to its real topic, in the order of the entries, which is that of the ops
     DISCARD     the half to the discard topic
-    CHECK       the half to the check topic, and one ASKED op for all of them
+    CHECK       the half to the check topic, and an ASKED op for up to 65,536 of them
     PROPOSE     a DISCARD op
     all         the entries themselves and the marker to the redo partition
 
@@ -47,6 +47,8 @@ METADATA_S: Final = 10.0
 TOPIC_KNOWN_S: Final = 5.0
 #: Messages that share a delivery report: when one of them fails, all are tried alone.
 COMPANY_MAX: Final = 64
+#: Halves in an ASKED op: half of Kafka's default record.
+ASKED_PER_RECORD: Final = 65_536
 _DIGITS_MAX: Final = 18
 #: Errors that say "not this message"; all others say "not now".
 REFUSALS: Final = frozenset(
@@ -425,9 +427,10 @@ class _Attempt:
 
     def _asked(self, half_offsets: Array) -> None:
         handed_over = np.array([at for at in half_offsets.tolist() if at not in self.refused], "<i8")
-        if len(handed_over):
-            headers = contract.op_headers(OpKind.ASKED, None, None, via=Via.CHECKER)
-            self._produce(self.topics.op, handed_over.tobytes(), partition=self.target.partition, headers=headers)
+        headers = contract.op_headers(OpKind.ASKED, None, None, via=Via.CHECKER)
+        for first in range(0, len(handed_over), ASKED_PER_RECORD):
+            value = handed_over[first : first + ASKED_PER_RECORD].tobytes()
+            self._produce(self.topics.op, value, partition=self.target.partition, headers=headers)
 
     def _op(self, kind: OpKind, half_offset: int) -> None:
         headers = contract.op_headers(kind, half_offset, None, via=Via.CHECKER)
