@@ -313,7 +313,7 @@ def test_an_end_waits_for_a_half_behind_a_transaction_that_is_still_open(world: 
     open_one = Producer({"bootstrap.servers": world.cluster.bootstrap, "transactional.id": "somebody-else"})
     open_one.init_transactions(60)
     open_one.begin_transaction()
-    headers = [("escrow-group", b"orders"), ("escrow-topic", b"cases")]
+    headers: dict[str, str | bytes | None] = {"escrow-group": b"orders", "escrow-topic": b"cases"}
     open_one.produce(world.half, b"never", partition=0, headers=headers)
     assert open_one.flush(60) == 0
     place = world.prepare(b"behind", "cases", group="newcomers")
