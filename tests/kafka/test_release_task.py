@@ -91,8 +91,8 @@ class OneShard:
 
     def retention_takes_the_redo_partition(self, before: int) -> int:
         """All before this offset, all there is for -1; where the partition begins then."""
-        wanted = TopicPartition(self.topics.redo, 0, before)
-        (done,) = self.connection.admin().delete_records([wanted]).values()
+        admin = self.connection.admin()  # must live until the answer is there
+        (done,) = admin.delete_records([TopicPartition(self.topics.redo, 0, before)]).values()
         begin: int = done.result(60).low_watermark
         return begin
 
@@ -263,6 +263,26 @@ def test_what_kafka_refuses_is_kept_and_tried_again_and_the_rest_goes_out(shard:
     assert set(driver.store.undeliverable) == {*large, *partition}
     assert shard.bodies() == Counter(fine)
     assert driver.marker.totals["commits"] == 34
+
+
+def test_many_refusals_for_one_reason_cost_few_transactions(shard: OneShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, compacted = shard.driver(), f"{shard.name}.compacted"
+    shard.cluster.create_topic(compacted, cleanup_policy="compact")
+    late = shard.halves(*[b"late"] * 20, escrow_born_time=f"{NOW_MS}000")
+    keyless = shard.halves(*[b"keyless"] * 20, topic=compacted)
+    fine = shard.halves(*(b"%d" % number for number in range(20)))
+    fence, fences = release._fence, itertools.count()
+
+    def counted(task: release.Task) -> Any:
+        next(fences)
+        return fence(task)
+
+    monkeypatch.setattr(release, "_fence", counted)
+    shard.commit(driver, [place for three in zip(late, keyless, fine, strict=True) for place in three])
+    assert set(driver.store.undeliverable) == {*late, *keyless}
+    assert shard.bodies() == Counter(b"%d" % number for number in range(20))
+    assert shard.bodies(compacted) == Counter()
+    assert next(fences) <= 6, "one to begin with; for each reason one in company and one alone, and one where they were told apart"
 
 
 def test_bodies_of_earlier_batches_are_found_wherever_they_lie(shard: OneShard) -> None:
