@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -40,7 +40,7 @@ from escrow.settings import Settings
 from sinks.kafka import clients, contract, redo, release
 from store.errors import CursorBeyondLog
 from store.records import HALF, OP, OpKind
-from store.shard import ShardStore
+from store.shard import ShardStore, Undeliverable
 from store.state_table import StateTable
 from streaming.clock import Clock, ClockGuard, SystemClock
 from streaming.errors import JobError, JobStopped
@@ -428,10 +428,18 @@ class KafkaJobService:
         return shard.batch(half_cursor=marker.half_cursor, op_cursor=marker.op_cursor, now_ms=now_ms)
 
     def _retry(self, shard: Shard, now_ms: int) -> None:
-        half_offsets = np.array(sorted(shard.store.undeliverable)[:RETRY_MESSAGES_MAX], np.int64)
+        half_offsets = next_tries(shard.store.undeliverable, shard.table)
         batch = self._same_place(shard, now_ms)
         batch.release_again(half_offsets, shard.table.get(half_offsets)["word"])
         shard.commit(batch)
+
+
+def next_tries(undeliverable: Mapping[int, Undeliverable], table: StateTable) -> Array:
+    """Half offsets of the messages to try again in one transaction. Who was tried least comes first: everybody has a turn."""
+    order = sorted(undeliverable, key=lambda half_offset: (undeliverable[half_offset].attempts, half_offset))
+    half_offsets = np.array(order[:RETRY_MESSAGES_MAX], np.int64)
+    sizes = np.cumsum(table.get(half_offsets)["size_bytes"], dtype=np.int64)
+    return np.sort(half_offsets[: max(1, int(np.searchsorted(sizes, RELEASE_BYTES_MAX, "right")))])
 
 
 def pieces_of(feed: Feed, table: StateTable) -> Iterator[Feed]:
