@@ -61,6 +61,7 @@ STOP_S: Final = 3.0
 WATERMARK_S: Final = 30.0
 PARTITIONS_EVERY_S: Final = 2.0
 RETRY_MESSAGES_MAX: Final = 1_000
+LEASE_LOST: Final = "the lease was lost: another driver is the master"
 #: The bodies that go with one Kafka transaction, about.
 RELEASE_BYTES_MAX: Final = 128 << 20
 #: An idle shard says where it stands this often (of fileReservedTime), one that never had a batch too: a redo partition whose
@@ -176,12 +177,16 @@ class KafkaJobService:
         for shard in self._shards():
             shard.catch_up()
         while not self._lease.held.wait(FOLLOW_S):
+            if self._lease.lost.is_set():  # it was held for a moment, and never will be again
+                raise JobError(LEASE_LOST)
             if not wanted() or time.monotonic() > give_up_s:
                 return False
             for shard in self._shards():
                 shard.follow(0)
-        for part in self.parts.values():
+        for part in list(self.parts.values()):
             self._claim(part)
+        # Partitions that were added while this driver stood by: the stream must begin somewhere in each.
+        self._open_new({self.topics.half: dict.fromkeys(range(self._half_partitions()), 0)})
         return True
 
     def _claim(self, part: _Part) -> None:
@@ -238,7 +243,7 @@ class KafkaJobService:
         if self._error is not None:
             return one_line(self._error)
         if self._lease is not None and self._lease.lost.is_set():
-            return "the lease was lost: another driver is the master"
+            return LEASE_LOST
         query = self._query
         return None if query is None or self._stopping.is_set() else why_ended(query)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
+from sinks.kafka import clients, contract
 from store.records import ROW
 from store.shard import Undeliverable
 from streaming import kafka_service
+from streaming.errors import JobError
 
 
 # --- undeliverable messages ---------------------------------------------------------------------------------------------
@@ -41,3 +46,37 @@ def test_large_undeliverable_messages_are_tried_a_few_at_a_time_and_one_at_least
     undeliverable = {at: Undeliverable("too large", 0) for at in range(100)}
     assert kafka_service.next_tries(undeliverable, Rows(kafka_service.RELEASE_BYTES_MAX // 4)).tolist() == [0, 1, 2, 3]
     assert kafka_service.next_tries(undeliverable, Rows(kafka_service.RELEASE_BYTES_MAX + 1)).tolist() == [0]
+
+
+# --- the lease ----------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def standby(monkeypatch):
+    """A driver that was opened when there were two shards; those that it has claimed are in `claimed`."""
+    made: Any = kafka_service.KafkaJobService.__new__(kafka_service.KafkaJobService)
+    made.settings = SimpleNamespace(kafka_bootstrap_servers="")
+    made.topics, made.connection = contract.Topics("half", "op", "redo", "check", "discard", "lease"), None
+    made._lease = SimpleNamespace(held=threading.Event(), lost=threading.Event())
+    made._opening, made._ends, made.claimed = threading.Lock(), {}, []
+
+    def opened(number: int) -> Any:
+        return SimpleNamespace(shard=SimpleNamespace(partition=number, catch_up=lambda: None, follow=lambda _: None))
+
+    made.parts = {number: opened(number) for number in range(2)}
+    made._open_part, made._claim = opened, lambda part: made.claimed.append(part.shard.partition)
+    monkeypatch.setattr(made, "_half_partitions", lambda: 4)
+    monkeypatch.setattr(clients, "add_partitions", lambda *_: None)
+    return made
+
+
+def test_a_standby_takes_over_the_partitions_that_were_added_while_it_waited(standby):
+    standby._lease.held.set()
+    assert standby.take_over()
+    assert standby.claimed == [0, 1, 2, 3]
+    assert sorted(standby.parts) == [0, 1, 2, 3]
+
+
+def test_a_driver_that_lost_the_lease_before_it_claimed_anything_says_so_and_ends(standby):
+    standby._lease.lost.set()
+    with pytest.raises(JobError, match="another driver is the master"):
+        standby.take_over(timeout_s=5)
+    assert standby.claimed == []
