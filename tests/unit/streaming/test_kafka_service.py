@@ -17,16 +17,9 @@ from streaming.errors import JobError
 
 
 # --- undeliverable messages ---------------------------------------------------------------------------------------------
-class Rows:
+def rows_of(size_bytes: int) -> Any:
     """A table whose rows all have one size."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self._size_bytes = size_bytes
-
-    def get(self, half_offsets: Any) -> Any:
-        rows = np.zeros(len(half_offsets), ROW)
-        rows["size_bytes"] = self._size_bytes
-        return rows
+    return SimpleNamespace(get=lambda half_offsets: np.full(len(half_offsets), np.array((0, size_bytes, 0, 0, 0), ROW)))
 
 
 def test_everybody_on_the_undeliverable_list_has_a_turn(monkeypatch):
@@ -34,7 +27,7 @@ def test_everybody_on_the_undeliverable_list_has_a_turn(monkeypatch):
     undeliverable = {at: Undeliverable("too large", 0) for at in range(25)}
     tried: list[int] = []
     for _ in range(3):
-        turn = kafka_service.next_tries(undeliverable, Rows(100)).tolist()
+        turn = kafka_service.next_tries(undeliverable, rows_of(100)).tolist()
         assert turn == sorted(turn)
         tried += turn
         for at in turn:
@@ -44,8 +37,8 @@ def test_everybody_on_the_undeliverable_list_has_a_turn(monkeypatch):
 
 def test_large_undeliverable_messages_are_tried_a_few_at_a_time_and_one_at_least():
     undeliverable = {at: Undeliverable("too large", 0) for at in range(100)}
-    assert kafka_service.next_tries(undeliverable, Rows(kafka_service.RELEASE_BYTES_MAX // 4)).tolist() == [0, 1, 2, 3]
-    assert kafka_service.next_tries(undeliverable, Rows(kafka_service.RELEASE_BYTES_MAX + 1)).tolist() == [0]
+    assert kafka_service.next_tries(undeliverable, rows_of(kafka_service.RELEASE_BYTES_MAX // 4)).tolist() == [0, 1, 2, 3]
+    assert kafka_service.next_tries(undeliverable, rows_of(kafka_service.RELEASE_BYTES_MAX + 1)).tolist() == [0]
 
 
 # --- the lease ----------------------------------------------------------------------------------------------------------
