@@ -11,6 +11,7 @@ import pytest
 
 from sinks.kafka import clients, contract
 from store.records import ROW
+from store.redo_log import Marker
 from store.shard import Undeliverable
 from streaming import kafka_service
 from streaming.errors import JobError
@@ -73,3 +74,25 @@ def test_a_driver_that_lost_the_lease_before_it_claimed_anything_says_so_and_end
     with pytest.raises(JobError, match="another driver is the master"):
         standby.take_over(timeout_s=5)
     assert standby.claimed == []
+
+
+# --- ticks --------------------------------------------------------------------------------------------------------------
+def test_an_idle_shard_writes_a_marker_at_once_and_again_before_it_could_age_out():
+    made: Any = kafka_service.KafkaJobService.__new__(kafka_service.KafkaJobService)
+    now_ms, written = 1_900_000_000_000, list[int]()
+    made.clock, made._stopping = SimpleNamespace(now_ms=lambda: now_ms), threading.Event()
+    made.settings = SimpleNamespace(retention_ms=1000)
+    shard = SimpleNamespace(lock=threading.Lock(), store=SimpleNamespace(undeliverable={}, retain=lambda *_: 0), marker=Marker())
+    shard.batch = lambda **place: Marker(sequence=shard.marker.sequence + 1, **place)
+
+    def commit(batch: Marker) -> None:
+        shard.marker = batch
+        written.append(now_ms)
+
+    shard.commit = commit
+    part: Any = SimpleNamespace(shard=shard, rounds=SimpleNamespace(wanted=lambda _: False))
+    start_ms = now_ms
+    for now_ms in range(start_ms, start_ms + 1000, 50):
+        made._tick(part)
+    assert [at - start_ms for at in written] == [0, 300, 600, 900]
+    assert (shard.marker.half_cursor, shard.marker.op_cursor) == (0, 0)
