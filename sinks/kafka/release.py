@@ -65,6 +65,7 @@ REFUSALS: Final = frozenset(
         KafkaError.POLICY_VIOLATION,
         KafkaError._UNKNOWN_TOPIC,
         KafkaError._UNKNOWN_PARTITION,
+        KafkaError._INVALID_DIFFERENT_RECORD,  # another of its batch is to blame
     }
 )
 #: Errors that tell only that something else went wrong before.
@@ -281,7 +282,6 @@ class _Failure(NamedTuple):
     topic: str
     size_bytes: int
     has_key: bool
-    at_ms: int
 
 
 class _Known:
@@ -295,7 +295,8 @@ class _Known:
         self._too_early: dict[str, int] = {}  # topic: the latest time that was too early
         self._too_late: dict[str, int] = {}  # topic: the earliest that was too late
 
-    def refuse(self, failure: _Failure) -> None:
+    def refuse(self, failure: _Failure, at_ms: int) -> None:
+        """`at_ms`: its time, 0 where Kafka gave it."""
         code, topic = failure.error.code(), failure.topic
         if code == KafkaError.MSG_SIZE_TOO_LARGE:
             self._too_large[topic] = min(failure.size_bytes, self._too_large.get(topic, failure.size_bytes))
@@ -303,10 +304,10 @@ class _Known:
             self.barred[topic] = failure.error.str()
         elif code == KafkaError.INVALID_RECORD and not failure.has_key:  # a compacted topic
             self._wants_keys.add(topic)
-        elif code == KafkaError.INVALID_TIMESTAMP and failure.at_ms > self._now_ms:
-            self._too_late[topic] = min(failure.at_ms, self._too_late.get(topic, failure.at_ms))
+        elif code == KafkaError.INVALID_TIMESTAMP and at_ms > self._now_ms:
+            self._too_late[topic] = min(at_ms, self._too_late.get(topic, at_ms))
         elif code == KafkaError.INVALID_TIMESTAMP:
-            self._too_early[topic] = max(failure.at_ms, self._too_early.get(topic, failure.at_ms))
+            self._too_early[topic] = max(at_ms, self._too_early.get(topic, at_ms))
 
     def __bool__(self) -> bool:
         return bool(self.barred or self._too_large or self._wants_keys or self._too_early or self._too_late)
@@ -360,6 +361,7 @@ class _Attempt:
         self.owner, self.task, self.refused, self.singly, self.knows = owner, task, refused, singly, knows
         self.target, self.topics = task.target, task.target.topics
         self.failed: dict[int, _Failure] = {}
+        self.times: dict[int, int] = {}  # of those that are tried alone: no report tells it
         self.failure: KafkaError | None = None
         self.purged: KafkaError | None = None
         self.judged = False
@@ -494,6 +496,7 @@ class _Attempt:
         alone = half_offset in self.singly
         if alone:
             self.flush()  # what was sent before goes without it
+            self.times[half_offset] = timestamp_ms
         if len(self.company) == COMPANY_MAX or self.singly:
             self.company = []
             self.report = partial(self._failed, self.company)
@@ -555,8 +558,7 @@ class _Attempt:
         if error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
             self.purged = error  # after a refusal the client empties its queue: who waited in it is innocent
             return
-        has_key, at_ms = message.key() is not None, int(message.timestamp()[1])
-        what = _Failure(error, message.topic() or "", len(message.value() or b""), has_key, at_ms)
+        what = _Failure(error, message.topic() or "", len(message.value() or b""), message.key() is not None)
         self.failed.update((half_offset, what) for half_offset in company)
         if error.code() not in REFUSALS:
             self.failure = error
@@ -567,7 +569,7 @@ class _Attempt:
         for half_offset, failure in self.failed.items():
             if half_offset in self.singly:
                 self.refused[half_offset] = failure.error.str()
-                self.knows.refuse(failure)
+                self.knows.refuse(failure, self.times.get(half_offset, 0))
         self.singly.update(self.failed)
 
     def _problem(self, topic: str, partition: int) -> str:

@@ -103,7 +103,9 @@ class Kafka:
             self._taken += [(topic, message.value()) for message, _ in together]
             for message, report in together:
                 if code is not None:
-                    report(KafkaError(code), message)
+                    innocent = code == KafkaError.INVALID_RECORD and self.refuses(message) is None
+                    error = KafkaError(KafkaError._INVALID_DIFFERENT_RECORD if innocent else code)
+                    report(error, Message(topic, message.value(), message.key(), -1))
         return 0
 
     def abort_transaction(self, _timeout_s: float) -> None:

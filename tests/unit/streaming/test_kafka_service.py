@@ -92,7 +92,8 @@ def test_an_idle_shard_writes_a_marker_at_once_and_again_before_it_could_age_out
     shard.commit = commit
     part: Any = SimpleNamespace(shard=shard, rounds=SimpleNamespace(wanted=lambda _: False))
     start_ms = now_ms
-    for now_ms in range(start_ms, start_ms + 1000, 50):
+    while now_ms < start_ms + 1000:
         made._tick(part)
+        now_ms += 50
     assert [at - start_ms for at in written] == [0, 300, 600, 900]
     assert (shard.marker.half_cursor, shard.marker.op_cursor) == (0, 0)
