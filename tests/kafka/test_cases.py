@@ -104,6 +104,8 @@ def member(world: KafkaWorld, group: str, **options: Any) -> Iterator[None]:
 
 
 def next_round(world: KafkaWorld) -> None:
+    """A round about all that was written before: a half that is not settled when a round begins has to wait for the one after it."""
+    settled(world)
     world.advance(ROUND_S)
 
 
