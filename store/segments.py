@@ -43,7 +43,11 @@ class Segment:
         if actual != size_bytes:
             self.close()
             raise Corrupt(path, actual, f"the file has {actual} bytes, a segment here has {size_bytes}")
-        self.buffer: mmap.mmap = disk.map_file(self.fd, size_bytes, map_writable, path)
+        try:
+            self.buffer: mmap.mmap = disk.map_file(self.fd, size_bytes, map_writable, path)
+        except StoreUnusable:  # whoever asks again must not use up the descriptors
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the descriptor. The mapping goes when its last view does: views may be in a reader's hands."""
