@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from store import disk
-from store.errors import Corrupt, ForeignFile, StoreUnusable
+from store.errors import Corrupt, ForeignFile, SegmentGone, StoreUnusable
 
 NAME_DIGITS = 20
 
@@ -117,15 +117,24 @@ class SegmentedFile:
         if start not in self._starts:
             if not path.exists():
                 if not create:
-                    raise IndexError(f"{path} does not exist")
+                    raise SegmentGone(f"{path} does not exist")
                 self._create(path, start)
             elif self.writable:
                 # Made before, but its directory could not be flushed then (a full disk): it is not ours until that is done.
                 disk.flush_directory(self.directory, self.point)
             self.refresh()
-        segment = Segment(path, start, self.segment_bytes, self.writable, self.writable and self.mapped_writes)
-        self._segments[start] = segment
+        segment = self._segments[start] = self._open(path, start)
         return segment
+
+    def _open(self, path: Path, start: int) -> Segment:
+        try:
+            return Segment(path, start, self.segment_bytes, self.writable, self.writable and self.mapped_writes)
+        except StoreUnusable as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            if not self.writable:  # the writer's own thread is just removing it
+                self.refresh()
+            raise SegmentGone(f"{path} does not exist any more") from error
 
     def _create(self, path: Path, start: int) -> None:
         if self._starts and start != self.end:
