@@ -104,7 +104,9 @@ class Histories:
                 return Transaction(half_offset, "GONE")
             try:
                 frame = self._store.read_half(half_offset)
-            except (Corrupt, IndexError):
+            except IndexError:
+                return Transaction(half_offset, "GONE")
+            except Corrupt:
                 return Transaction(half_offset, State.QUARANTINED.name)
             found = self._described(half_offset, frame)
             self._tell(found, frame)

@@ -37,7 +37,16 @@ from store.dictionary import Dictionary
 from store.directory import Geometry, Lock, StoreDirectory
 from store.edge_recovery import CHECKPOINT, recover
 from store.ends import Answer, EndsTable, Verdict, byte_after, judge
-from store.errors import BodyTooLarge, Corrupt, DuplicateKey, FlushFailed, IllegalProperty, InvalidRecord, StoreUnusable
+from store.errors import (
+    BodyTooLarge,
+    Corrupt,
+    DuplicateKey,
+    FlushFailed,
+    IllegalProperty,
+    InvalidRecord,
+    SegmentGone,
+    StoreUnusable,
+)
 from store.frames import Frame, FrameKind, Message, Op
 from store.pending import PendingByGroup
 from store.progress import Progress, no_progress
@@ -477,8 +486,11 @@ class EdgeStore:
         return found
 
     def read_half(self, half_offset: int) -> Frame:
-        """A half as it was stored; Corrupt if it cannot be read."""
+        """A half as it was stored; Corrupt if it cannot be read, SegmentGone if retention has taken it: its place in the queue may
+        stay longer than what lies in the log."""
         offset, size, _ = self.half_queue.entry(half_offset)
+        if size and offset < self.log.file.begin:
+            raise SegmentGone(f"half {half_offset}: the log begins behind it")
         return self.log.read(offset, size)
 
     # --- what waits for the flush ---------------------------------------------------------------------------------------

@@ -80,16 +80,16 @@ def test_files_that_retention_takes_during_the_copy_leave_no_gap(service, tmp_pa
     service.retain(DAY)
     service.sleep(4 * DAY)
     busy(service)
-    taken = []
+    taken: list[dict[str, int]] = []
 
     def progress(done, total, what):
         """The first file is copied: retention takes it and the next ones."""
         if f"copying {directory}" in what and not taken:
-            taken.append([service.retain(DAY) for _ in range(2)])
+            taken.extend(service.retain(DAY) for _ in range(2))
 
     done = backup(service.root, tmp_path / "backup", progress)
     removed = {"commitlog": "commitlog", "transaction/redolog": "redo"}[directory]
-    assert sum(each[removed] for each in taken[0]) > 1
+    assert sum(each[removed] for each in taken) > 1
     assert done["files"] == len(segment_files(tmp_path / "backup")) - 1
     restore(tmp_path / "backup", tmp_path / "restored")
     with Service(tmp_path / "restored") as restored:
