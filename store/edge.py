@@ -139,7 +139,8 @@ class EdgeStore:
         self._checkpoint_lock = threading.Lock()
         self._commit = GroupCommit(self.log.flush, self._mark, self._publish)
         self._routes: dict[tuple[str, str], tuple[int, int, int, bytes]] = {}
-        self.half_end = self.op_end = 0
+        #: Halves before it are gone for whoever asks here. Readers see it, as HALF_BEGIN, once a checkpoint has made it durable.
+        self.half_begin = self.half_end = self.op_end = 0
         self.next_offset: dict[int, int] = {}
         self._unflushed: deque[_Unflushed] = deque()
         self._marks: dict[int, tuple[int, int]] = {}
@@ -367,7 +368,7 @@ class EdgeStore:
             marks: dict[int, int] = {}
             taken: dict[int, int] = {}
             answers, ops = [], []
-            begin = max(self.half_queue.begin, self.page[EdgeSlot.HALF_BEGIN])
+            begin = max(self.half_queue.begin, self.half_begin)
             for end in ends:
                 answer, op = self._judge(end, begin, marks, taken)
                 answers.append(answer)
@@ -588,7 +589,7 @@ class EdgeStore:
                     "log_end": self.log.end,
                     "half_end": self.half_end,
                     "op_end": self.op_end,
-                    "half_begin": self.page[EdgeSlot.HALF_BEGIN],
+                    "half_begin": self.half_begin,
                     "positions": sorted(self.next_offset.items()),
                     "clean": clean,
                 }
@@ -603,6 +604,8 @@ class EdgeStore:
                 self._commit.fail(error)
                 raise
             disk.write_json(self.directory.root / CHECKPOINT, state, CHECKPOINT)
+            # The job removes rows behind it: after a power failure this side must not take ops about them again.
+            self.page[EdgeSlot.HALF_BEGIN] = state["half_begin"]
             self._checkpointed = int(state["log_end"])
 
     def retain(self) -> dict[str, int]:
@@ -623,7 +626,7 @@ class EdgeStore:
             if self.half_queue.begin <= pinned < self.half_end:
                 log_low = min(log_low, self.half_queue.entry(pinned)[0])
             # From here on no op about an earlier half is accepted, so that the job may remove its row.
-            self.page[EdgeSlot.HALF_BEGIN] = max(self.page[EdgeSlot.HALF_BEGIN], half_low)
+            self.half_begin = max(self.half_begin, half_low)
         # The checkpoint remembers what is gone, and recovery reads nothing before it again.
         self.checkpoint()
         with self._append_lock:

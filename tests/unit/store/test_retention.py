@@ -12,6 +12,7 @@ from store import disk, ends
 from store.directory import Geometry
 from store.edge import EdgeStore, End
 from store.ends import Verdict
+from store.errors import StoreUnusable
 from store.frames import Message
 from store.job import JobStore
 from store.published import EdgeSlot, JobSlot
@@ -369,6 +370,26 @@ def test_a_crash_inside_the_edges_deletion_is_simply_gone_on_with(service, point
     retain(service)
     traffic(service, 2)
     assert service.pending == 1
+
+
+def test_the_job_sees_no_begin_that_a_power_failure_could_take_back(service):
+    """It would remove rows about which the edge takes ops again."""
+    (half, *_) = traffic(service, 10)
+    service.sleep(2 * DAY)
+    traffic(service, 5)
+    service.job.retain(service.now_ms, DAY * 1000)
+    disk.arm("edge.checkpoint.replace", "ENOSPC", disk.EVERY_PASS)
+    with pytest.raises(StoreUnusable):
+        service.edge.retain()
+    assert service.edge.page[EdgeSlot.HALF_BEGIN] == 0
+    assert service.job.retain(service.now_ms, DAY * 1000)["state"] == 0
+    assert service.commit(half)[0].reason == "gone"
+    disk.arm(None)
+    service.edge.retain()
+    assert service.edge.page[EdgeSlot.HALF_BEGIN] > half
+    assert service.job.retain(service.now_ms, DAY * 1000)["state"] > 0
+    service.restart(clean=False)
+    assert service.commit(half)[0].reason == "gone"
 
 
 def test_a_half_that_went_bad_after_it_was_settled_does_not_pin_the_disk_for_ever(service):
