@@ -618,18 +618,14 @@ class EdgeStore:
         marks_op_cursor = job[JobSlot.MARKS_OP_CURSOR]
         log_low, half_low, op_low = (job[slot] for slot in (JobSlot.LOG_LOW_WATER, JobSlot.HALF_LOW_WATER, JobSlot.OP_LOW_WATER))
         with self._append_lock:
-            # Whatever was said of a half since the job looked (a resume, and an end after it) pins it for one more cycle.
-            first = max(marks_op_cursor, self.op_queue.begin)
-            named = self.op_queue.read(first, self.op_end)["tags_code"]
-            pinned = int(np.min(named[named >= 0], initial=self.half_end))
-            half_low = min(half_low, pinned)
-            if self.half_queue.begin <= pinned < self.half_end:
-                log_low = min(log_low, self.half_queue.entry(pinned)[0])
+            half_low = min(half_low, self._pinned(marks_op_cursor)[0])
             # From here on no op about an earlier half is accepted, so that the job may remove its row.
             self.half_begin = max(self.half_begin, half_low)
         # The checkpoint remembers what is gone, and recovery reads nothing before it again.
         self.checkpoint()
         with self._append_lock:
+            # Only now: what was resumed during the checkpoint must keep its place in the log.
+            log_low = min(log_low, self._pinned(marks_op_cursor)[1])
             removed = {
                 "commitlog": self.log.file.remove_before(min(log_low, self._checkpointed)),
                 "half": self.half_queue.remove_before(half_low),
@@ -638,6 +634,14 @@ class EdgeStore:
             }
             self.page[EdgeSlot.LOG_BEGIN], self.page[EdgeSlot.OP_BEGIN] = self.log.file.begin, self.op_queue.begin
         return removed
+
+    def _pinned(self, marks_op_cursor: int) -> tuple[int, int]:
+        """The first half, and its place in the log, of which something was said since the job looked (a resume, and an end after
+        it): it stays for one more cycle. Under the append lock."""
+        named = self.op_queue.read(max(marks_op_cursor, self.op_queue.begin), self.op_end)["tags_code"]
+        half_offset = int(np.min(named[named >= 0], initial=self.half_end))
+        there = self.half_queue.begin <= half_offset < self.half_end
+        return half_offset, self.half_queue.entry(half_offset)[0] if there else self.log.end
 
     def close(self) -> None:
         """Flush, note a clean exit, let go of the lock."""

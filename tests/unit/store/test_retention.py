@@ -200,6 +200,30 @@ def test_a_resume_that_came_after_the_job_looked_keeps_its_half(service):
     assert b"resumed" in service.bodies()
 
 
+def test_a_resume_during_the_checkpoint_of_a_retention_keeps_its_message(service, monkeypatch):
+    """Its state file is not full: its row stays when its time is over, its segment of the log does not."""
+    (half,) = service.send(b"resumed")
+    service.operate(half, OpKind.DISCARD_MAX)
+    for _ in range(4):
+        service.roll_back(*service.send(*[b"x" * 5000] * 10))
+    service.settle()
+    service.sleep(2 * DAY)
+    service.commit(*service.send(b"new"))
+    service.settle()
+    service.job.retain(service.now_ms, DAY * 1000)
+    write = service.edge.write_checkpoint
+
+    def resumed_meanwhile(**how):
+        assert service.operate(half, OpKind.RESUME)[0].verdict is Verdict.ACCEPTED
+        write(**how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.edge, "write_checkpoint", resumed_meanwhile)
+        assert service.edge.retain()["commitlog"] == 0
+    service.settle()
+    assert (service.state(half), service.edge.read_half(half).body) == (State.PREPARED, b"resumed")
+
+
 def test_after_everything_was_idle_for_long_new_messages_stay(service):
     """The marks never go back: they must not run ahead of the log."""
     traffic(service, 4)
