@@ -79,14 +79,21 @@ class SegmentedFile:
 
     def refresh(self) -> None:
         """Look at the directory again: which segments are there?"""
-        starts = sorted(self._start_of(name) for name in _names(self.directory))
-        for start, following in pairwise(starts):
-            if following != start + self.segment_bytes:
-                missing = segment_name(start + self.segment_bytes)
-                raise Corrupt(self.directory / missing, 0, "segment missing between its neighbours")
+        starts, missing = self._list()
+        if missing is not None:
+            # A long directory is listed in several calls: files that are removed between them look like a gap once, not twice.
+            starts, missing = self._list()
+        if missing is not None:
+            raise Corrupt(self.directory / segment_name(missing), 0, "segment missing between its neighbours")
         for start in set(self._segments) - set(starts):
             self._segments.pop(start).close()
         self._starts = starts
+
+    def _list(self) -> tuple[list[int], int | None]:
+        """(starts of the segments, the first that is missing between two of them)."""
+        starts = sorted(self._start_of(name) for name in _names(self.directory))
+        gaps = (start + self.segment_bytes for start, following in pairwise(starts) if following != start + self.segment_bytes)
+        return starts, next(gaps, None)
 
     def _start_of(self, name: str) -> int:
         if len(name) != NAME_DIGITS or not (name.isascii() and name.isdecimal()) or int(name) % self.segment_bytes:

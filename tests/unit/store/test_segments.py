@@ -69,6 +69,27 @@ def test_a_segment_that_went_after_the_reader_looked_is_gone_like_one_that_it_ne
         file.view(0, 1)
 
 
+def test_a_listing_during_which_retention_removed_files_is_no_gap(file, monkeypatch):
+    """The system lists a long directory in several calls, in any order."""
+    file.write(0, bytes(300))
+    reader = SegmentedFile(file.directory, 64, "test")
+    really = os.listdir
+    seen = [segment_name(start) for start in (0, 192, 256)]
+
+    def listed(directory):
+        if not seen:
+            return really(directory)
+        found = list(seen)
+        seen.clear()
+        file.remove_before(192)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", listed)
+        reader.refresh()
+    assert reader.starts() == [192, 256]
+
+
 def test_a_reader_of_a_missing_directory_sees_nothing(tmp_path):
     reader = SegmentedFile(tmp_path / "nowhere", 64, "test")
     assert (reader.starts(), reader.begin, reader.end) == ([], 0, 0)
