@@ -36,7 +36,6 @@ from store.records import HALF, OP, OpKind, Via, parse_immunity_s
 SCHEMA: Final = "kind tinyint, partition int, names binary, payload binary"
 ARROW: Final = pa.schema([("kind", pa.int8()), ("partition", pa.int32()), ("names", pa.binary()), ("payload", pa.binary())])
 _DIGITS_MAX: Final = 18
-NOT_UTF8: Final = "\N{REPLACEMENT CHARACTER}"
 #: Spark's source asks for a partition's bounds after every poll, and then what its client has fetched beyond the poll is thrown
 #: away. With Kafka's default, 500 records a poll, small records are fetched several times: a poll should take all of a fetch,
 #: which is 1 MiB. More of it is more memory for every partition.
@@ -131,7 +130,7 @@ class _Headers:
         """Which records have a header whose name is not UTF-8 (Java has put its sign for that): the release's client reads none of
         their headers."""
         found = np.zeros(self._count, np.bool_)
-        bad = [number for number, name in enumerate(self._names) if NOT_UTF8 in name]
+        bad = [number for number, name in enumerate(self._names) if contract.NOT_UTF8 in name]
         if bad:
             found[self._parents[np.isin(self._coded, bad)]] = True
         return found
@@ -198,10 +197,12 @@ def _ops(rows: pa.RecordBatch) -> tuple[list[str], Array]:
     ops["op_offset"], ops["position"] = rows.column("offset").to_numpy(), -1
     ops["stored_at_ms"], ops["size_bytes"] = rows.column("stored_at_ms").to_numpy(), rows.column("size_bytes").to_numpy()
     ops["kind"] = headers.mapped(contract.OP, _op_kind, np.uint8)
-    ops["via"] = headers.mapped(contract.VIA, _via, np.uint8)
+    via = headers.mapped(contract.VIA, _via, np.int16)
+    ops["via"] = np.maximum(via, 0)
     ops["half_offset"], ops["group_no"] = headers.numbers(contract.HALF_OFFSET), groups
     asked = ops["kind"] == int(OpKind.ASKED)
-    ops["corrupt"] = (ops["kind"] == 0) | (groups == -2) | (~asked & (ops["half_offset"] < 0))
+    illegal = (ops["kind"] == 0) | (via < 0) | (groups == -2) | headers.unreadable()
+    ops["corrupt"] = illegal | (~asked & (ops["half_offset"] < 0))
     return names, _spread_asked(ops, asked, rows.column("value"))
 
 
@@ -211,7 +212,8 @@ def _op_kind(value: bytes | None) -> int:
 
 
 def _via(value: bytes | None) -> int:
-    return int(contract.VIAS.get(_text(value), Via.PRODUCER))
+    """-1 where it is none that is known; a producer need not say."""
+    return int(contract.VIAS.get(_text(value), -1)) if value else int(Via.PRODUCER)
 
 
 def _spread_asked(ops: Array, asked: Any, values: pa.Array) -> Array:
@@ -237,6 +239,9 @@ class Piece:
 
     names: list[str]
     records: Array
+
+    def since(self, place: str, offset: int) -> Piece:
+        return Piece(self.names, self.records[self.records[place] >= offset])
 
 
 def collect(rows: DataFrame) -> tuple[dict[int, list[Piece]], dict[int, list[Piece]]]:

@@ -137,6 +137,8 @@ class KafkaJobService:
             retention_ms=settings.retention_ms,
         )
         self._watcher = redo.redo_consumer(self.connection.librdkafka())
+        # A half behind an open transaction of somebody else is there, though nobody may read it yet.
+        self._half_watcher = clients.end_watcher(self.connection)
         self._alive = GroupsAlive(self.connection, settings.kafka_check_group_prefix)
         for partition in range(count):
             self.parts[partition] = self._open_part(partition)
@@ -257,6 +259,7 @@ class KafkaJobService:
         if self._lease is not None:
             self._lease.close()
         self._watcher.close()
+        self._half_watcher.close()
 
     def _stop_query(self, query: StreamingQuery) -> None:
         try:
@@ -327,15 +330,16 @@ class KafkaJobService:
         half_stop = max(ends[self.topics.half].get(partition, 0), marker.half_cursor)
         op_stop = max(ends[self.topics.op].get(partition, 0), marker.op_cursor)
         new_halves = joined(halves, shard.store.group_no, HALF, "half_offset")
-        new_ops = np.concatenate([shard.deferred, joined(ops, shard.store.known_group, OP, "op_offset")])
+        pieces = [*shard.deferred, *ops]
+        new_ops = joined(pieces, shard.store.known_group, OP, "op_offset")
         ahead = new_ops[(new_ops["half_offset"] >= half_stop) & (new_ops["corrupt"] == 0)]
         if len(ahead):
-            ahead = ahead[ahead["half_offset"] < self._end_of(self.topics.half, partition)]
+            ahead = ahead[ahead["half_offset"] < clients.bounds_of(self._half_watcher, self.topics.half, partition)[1]]
         if len(ahead):
             op_stop = int(ahead["op_offset"][0])
-        waits = new_ops["op_offset"] >= op_stop
-        shard.deferred = new_ops[waits]
-        return Feed(marker.half_cursor, half_stop, marker.op_cursor, op_stop, new_halves, new_ops[~waits])
+        # By name: an op may come before the first half of its group, which gives the group its number.
+        shard.deferred = [rest for piece in pieces if len((rest := piece.since("op_offset", op_stop)).records)]
+        return Feed(marker.half_cursor, half_stop, marker.op_cursor, op_stop, new_halves, new_ops[new_ops["op_offset"] < op_stop])
 
     def _end_of(self, topic: str, partition: int) -> int:
         return clients.bounds_of(self._watcher, topic, partition)[1]

@@ -17,15 +17,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from confluent_kafka import KafkaException
 
 from sinks.kafka import redo, release
 from store.errors import Corrupt, CursorBeyondLog
 from store.job import Batch
-from store.records import OP
 from store.redo_log import Marker, RedoKind, kinds_of, numbers_of
 from store.shard import ShardStore
 from store.state_table import StateTable
-from streaming.errors import JobStopped
+from streaming.errors import JobError, JobStopped
+from streaming.kafka_records import Piece
 
 LOG: Final = logging.getLogger("escrow.kafka")
 WINDOW_BYTES: Final = 32 << 20
@@ -57,7 +58,7 @@ class Shard:
         self.store, self.target, self._run_task, self._stopping = store, target, run_task, stopping
         self.partition = target.partition
         self.lock = threading.Lock()
-        self.deferred = np.empty(0, OP)  # ops that were read before their halves
+        self.deferred: list[Piece] = []  # ops that were read before their halves
         self.term = 0
         self.traffic = Traffic()
         self._reached_end = False
@@ -89,7 +90,11 @@ class Shard:
             if self._stopping.wait(wait_s):
                 raise JobStopped("asked to stop before the batch was written")
             wait_s = min(2 * wait_s, BACKOFF_MAX_S)
-        self._follow_until(task.marker.sequence)  # 2, 3
+        try:
+            self._follow_until(task.marker.sequence)  # 2, 3
+        except KafkaException as error:
+            # Going on without it, the next batch would have this one's number, and be taken for written.
+            raise JobError(f"shard {self.partition}: the redo topic cannot be read: {error.args[0].str()}") from error
         self.traffic.messages += done.messages
         self.traffic.bytes += done.bytes
 

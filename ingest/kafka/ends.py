@@ -21,7 +21,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
@@ -30,7 +30,7 @@ from ingest.kafka.halves import Reader, reading
 from ingest.kafka.ops import Op, headers_of, read_op
 from ingest.kafka.places import Place
 from ingest.kafka.sealing import PlaceSealer
-from sinks.kafka.clients import Connection, bounds_of
+from sinks.kafka.clients import Connection, bounds_of, end_watcher
 from sinks.kafka.contract import GROUP, Topics
 from store.ends import OPEN, Answer, Verdict, byte_after, judge
 from store.records import OpKind
@@ -80,6 +80,7 @@ class OpFollower:
         self._loop = asyncio.get_running_loop()
         self._consumer = Consumer(reading(connection))
         self._watcher = Consumer(reading(connection))  # reads nothing: what it asks waits behind no fetch
+        self._half_watcher = end_watcher(connection)
         self._halves = Reader(connection, topics.half)
         self._ends: dict[int, Ends] = {}
         self._half_ends: dict[int, int] = {}
@@ -131,6 +132,7 @@ class OpFollower:
             await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._consumer.close)
         await asyncio.to_thread(self._watcher.close)
+        await asyncio.to_thread(self._half_watcher.close)
         await asyncio.to_thread(self._halves.close)
 
     # --- in the thread ----------------------------------------------------------------------------------------------------
@@ -232,6 +234,7 @@ class OpFollower:
             else:
                 doubtful.setdefault(partition, {}).setdefault(op.half_offset, set()).add(op.group)
         for partition, wanted in doubtful.items():
+            self._refuse_unstable(partition, wanted)
             named = [half_offset for half_offset, groups in wanted.items() if groups != {None}]
             halves = self._halves.read(partition, named) if named else {}
             owners = {half_offset: _group_of(half) for half_offset, half in halves.items()}
@@ -242,6 +245,14 @@ class OpFollower:
                 if None in groups and half_offset < self._half_end(partition, half_offset):
                     good.add((partition, half_offset, None))
         return good
+
+    def _refuse_unstable(self, partition: int, half_offsets: Collection[int]) -> None:
+        """An op about a half behind an open transaction of somebody else can be judged when that has ended: the job waits too."""
+        end = self._half_end(partition, max(half_offsets))
+        beyond = [half_offset for half_offset in half_offsets if half_offset >= end]
+        if beyond and min(beyond) < bounds_of(self._half_watcher, self._topics.half, partition, ASK_S)[1]:
+            text = f"half {min(beyond)} of partition {partition} is behind an open transaction"
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, text))
 
     def _half_end(self, partition: int, half_offset: int) -> int:
         """The end of a half partition: asked for anew where it was not beyond this offset when last looked at."""

@@ -6,7 +6,7 @@ import re
 from typing import Any, Final, NamedTuple
 
 from ingest.kafka.places import HALF_OFFSET_MAX
-from sinks.kafka.contract import GROUP, HALF_OFFSET, OP, OP_KINDS, REMARK, TRANSACTION_ID, VIA, VIAS
+from sinks.kafka.contract import GROUP, HALF_OFFSET, NOT_UTF8, OP, OP_KINDS, REMARK, TRANSACTION_ID, VIA, VIAS
 from store.records import OpKind, Via
 
 #: Half offsets in the value of an ASKED.
@@ -30,7 +30,7 @@ def read_op(message: Any) -> Op | None:
     """What a record says; None where it does not fit the table of docs/kafka.md."""
     headers = headers_of(message)
     kind = OP_KINDS.get(_text(headers.get(OP)))
-    via = VIAS.get(_text(headers.get(VIA, b"producer")))
+    via = VIAS.get(_text(headers.get(VIA)) or "producer")
     if kind is None or via is None:
         return None
     group = _text(headers[GROUP]) if GROUP in headers else None
@@ -54,6 +54,8 @@ def headers_of(message: Any) -> dict[str, bytes]:
     try:
         found = message.headers() or []
     except UnicodeDecodeError:
+        return {}
+    if any(NOT_UTF8 in name for name, _ in found):  # what the job takes it for
         return {}
     return {name: value or b"" for name, value in reversed(found)}
 

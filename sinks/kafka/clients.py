@@ -209,6 +209,12 @@ def shard_count(admin: AdminClient, topics: Topics) -> int:
     return len(admin.list_topics(topics.half, timeout=ADMIN_S).topics[topics.half].partitions)
 
 
+def end_watcher(connection: Connection) -> Consumer:
+    """For `bounds_of`: the end of a partition with what stands behind an open transaction, which nobody may read yet."""
+    options = {"group.id": NO_GROUP, "isolation.level": "read_uncommitted", "enable.auto.commit": False}
+    return Consumer({**connection.librdkafka(), **options})
+
+
 def bounds_of(consumer: Consumer, topic: str, partition: int, timeout_s: float = 30.0) -> tuple[int, int]:
     """(begin, end) of a partition. Asked again while its leader is being found: a topic that was just made has none yet, one
     whose broker died neither. A client that reads nothing of a topic does not look for its new leaders by itself: it is told to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -33,6 +34,10 @@ REDO: Final = "escrow-redo"
 OP_KINDS: Final[Mapping[str, OpKind]] = {kind.name: kind for kind in OpKind if kind is not OpKind.MESSAGE}
 VIAS: Final[Mapping[str, Via]] = {via.name.lower(): via for via in Via}
 
+#: What Java makes of a header's name that is not UTF-8.
+NOT_UTF8: Final = "\N{REPLACEMENT CHARACTER}"
+_TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
 Headers = list[tuple[str, bytes]]
 
 
@@ -46,6 +51,11 @@ class Topics:
     check: str
     discard: str
     lease: str
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether Kafka could have a topic of this name: its clients raise, or never answer, where it could not."""
+    return _TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
 def place_of(partition: int, half_offset: int) -> str:

@@ -23,7 +23,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -533,6 +533,10 @@ class _Attempt:
         """Why a message cannot go to this topic; "" if it can. Asked before it is sent: a producer would wait for the topic."""
         known = self.owner.topics.get(topic)
         if known is None or known[1] < self.began_s:
+            if not contract.is_topic_name(topic):
+                return f"{topic[:80]!r} is no name of a topic"
+            if topic in astuple(self.topics):
+                return f"topic {topic} is Escrow's own"
             found = self.owner.producer.list_topics(topic, METADATA_S).topics[topic]
             if found.error is not None and found.error.code() not in REFUSALS:
                 raise KafkaException(found.error)

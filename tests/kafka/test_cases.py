@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from kafka import KafkaConsumer
 
@@ -306,12 +307,35 @@ def test_22_37_50_56_poison_and_ops_that_come_early_or_late_hinder_nobody(world:
     assert not [done.offset for done in sent if found[0, done.offset]]
 
 
+def test_an_end_waits_for_a_half_behind_a_transaction_that_is_still_open(world: KafkaWorld) -> None:
+    """Nobody may read the half yet, and its group is not known before it is read."""
+    settled(world)
+    open_one = Producer({"bootstrap.servers": world.cluster.bootstrap, "transactional.id": "somebody-else"})
+    open_one.init_transactions(60)
+    open_one.begin_transaction()
+    headers: dict[str, str | bytes | None] = {"escrow-group": b"orders", "escrow-topic": b"cases"}
+    open_one.produce(world.half, b"never", partition=0, headers=headers)
+    assert open_one.flush(60) == 0
+    place = world.prepare(b"behind", "cases", group="newcomers")
+    collected = 'escrow_batch_phase_seconds_count{phase="settle"}'
+    before = figures(world)[collected]
+    world.say(place, "COMMIT", group="newcomers")
+    world.await_that(lambda: figures(world)[collected], lambda now: now > before)
+    assert not places_in(world, "cases")[place]
+    open_one.abort_transaction(60)
+    world.await_that(lambda: places_in(world, "cases")[place], bool)
+    settled(world)
+    assert places_in(world, "cases")[place] == 1
+
+
 def test_a_release_that_kafka_refuses_waits_on_a_list_and_the_rest_goes_on(world: KafkaWorld) -> None:
     world.cluster.create_topic("small", 1, max_message_bytes="2000")
     refused = {
         "missing": world.prepare(b"missing", "not-yet-there"),
         "large": world.prepare(b"x" * 5000, "small"),
         "partition": world.prepare(b"partition", "cases", escrow_partition="7"),
+        "own": world.prepare(b"own", world.redo),
+        "name": world.prepare(b"name", "a\0b"),
     }
     fine = [world.prepare(b"fine %d" % number, "small") for number in range(20)]
     for place in [*refused.values(), *fine]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from ingest.kafka.ops import read_op
 from sinks.kafka import contract
 from store.records import HALF, OP, OpKind, Via
 from store.state_table import StateTable
@@ -146,3 +148,21 @@ def test_a_feed_is_cut_where_a_transaction_would_grow_too_large_and_never_within
     assert np.concatenate([piece.ops["op_offset"] for piece in pieces]).tolist() == ops["op_offset"].tolist()
     assert [len(piece.halves) for piece in pieces] == [5, 0, 0, 0]
     assert [(piece.half_start, piece.half_stop) for piece in pieces] == [(0, 5), (5, 5), (5, 5), (5, 5)]
+
+
+@pytest.mark.parametrize(
+    ("headers", "corrupt"),
+    [
+        ([("escrow-via", b"operator")], False),
+        ([("escrow-via", None)], False),
+        ([], False),
+        ([("escrow-via", b"sdk")], True),
+        ([("tr\N{REPLACEMENT CHARACTER}ce", b"x")], True),
+    ],
+)
+def test_an_op_counts_for_the_job_where_it_counts_for_the_endpoint(headers, corrupt):
+    """A word that nobody knows, or a header name that is not UTF-8, and it counts for neither."""
+    given = [("escrow-op", b"COMMIT"), ("escrow-half-offset", b"7"), *headers]
+    (piece,) = packed([op(0, *given)]).values()
+    assert bool(piece.records["corrupt"][0]) is corrupt
+    assert (read_op(SimpleNamespace(headers=lambda: given, value=lambda: b"")) is None) is corrupt
