@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -40,7 +40,7 @@ from escrow.settings import Settings
 from sinks.kafka import clients, contract, redo, release
 from store.errors import CursorBeyondLog
 from store.records import HALF, OP, OpKind
-from store.shard import ShardStore
+from store.shard import ShardStore, Undeliverable
 from store.state_table import StateTable
 from streaming.clock import Clock, ClockGuard, SystemClock
 from streaming.errors import JobError, JobStopped
@@ -61,10 +61,13 @@ STOP_S: Final = 3.0
 WATERMARK_S: Final = 30.0
 PARTITIONS_EVERY_S: Final = 2.0
 RETRY_MESSAGES_MAX: Final = 1_000
-#: What one Kafka transaction releases, about.
+LEASE_LOST: Final = "the lease was lost: another driver is the master"
+#: The bodies that go with one Kafka transaction, about.
 RELEASE_BYTES_MAX: Final = 128 << 20
-#: An idle shard says where it stands this often (of fileReservedTime): its last marker must not age out of the redo topic.
+#: An idle shard says where it stands this often (of fileReservedTime), one that never had a batch too: a redo partition whose
+#: beginning is gone and that has no marker is taken for one that was lost.
 MARKER_SHARE: Final = 0.25
+_WITH_BODIES: Final = np.array([int(kind) for kind in (OpKind.COMMIT, OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED)], np.uint8)
 
 Array = np.ndarray[Any, Any]
 Bools = npt.NDArray[np.bool_]
@@ -75,7 +78,7 @@ class _Part:
 
     def __init__(self, shard: Shard, policy: Policy) -> None:
         self.shard = shard
-        self.settler = Settler(shard, policy)
+        self.settler = Settler(shard, policy, RELEASE_BYTES_MAX)
         self.rounds: Rounds | None = None
         self.retry_at_ms = 0
 
@@ -174,12 +177,16 @@ class KafkaJobService:
         for shard in self._shards():
             shard.catch_up()
         while not self._lease.held.wait(FOLLOW_S):
+            if self._lease.lost.is_set():  # it was held for a moment, and never will be again
+                raise JobError(LEASE_LOST)
             if not wanted() or time.monotonic() > give_up_s:
                 return False
             for shard in self._shards():
                 shard.follow(0)
-        for part in self.parts.values():
+        for part in list(self.parts.values()):
             self._claim(part)
+        # Partitions that were added while this driver stood by: the stream must begin somewhere in each.
+        self._open_new({self.topics.half: dict.fromkeys(range(self._half_partitions()), 0)})
         return True
 
     def _claim(self, part: _Part) -> None:
@@ -236,7 +243,7 @@ class KafkaJobService:
         if self._error is not None:
             return one_line(self._error)
         if self._lease is not None and self._lease.lost.is_set():
-            return "the lease was lost: another driver is the master"
+            return LEASE_LOST
         query = self._query
         return None if query is None or self._stopping.is_set() else why_ended(query)
 
@@ -417,7 +424,7 @@ class KafkaJobService:
                 part.retry_at_ms = now_ms + self.settings.kafka_retry_interval_ms
                 self._retry(part.shard, now_ms)
             marker = part.shard.marker
-            if marker.sequence and now_ms - marker.now_ms > MARKER_SHARE * self.settings.retention_ms:
+            if now_ms - marker.now_ms > MARKER_SHARE * self.settings.retention_ms:
                 part.shard.commit(self._same_place(part.shard, now_ms))
                 part.shard.store.retain(now_ms, self.settings.retention_ms)
 
@@ -426,21 +433,29 @@ class KafkaJobService:
         return shard.batch(half_cursor=marker.half_cursor, op_cursor=marker.op_cursor, now_ms=now_ms)
 
     def _retry(self, shard: Shard, now_ms: int) -> None:
-        half_offsets = np.array(sorted(shard.store.undeliverable)[:RETRY_MESSAGES_MAX], np.int64)
+        half_offsets = next_tries(shard.store.undeliverable, shard.table)
         batch = self._same_place(shard, now_ms)
         batch.release_again(half_offsets, shard.table.get(half_offsets)["word"])
         shard.commit(batch)
 
 
+def next_tries(undeliverable: Mapping[int, Undeliverable], table: StateTable) -> Array:
+    """Half offsets of the messages to try again in one transaction. Who was tried least comes first: everybody has a turn."""
+    order = sorted(undeliverable, key=lambda half_offset: (undeliverable[half_offset].attempts, half_offset))
+    half_offsets = np.array(order[:RETRY_MESSAGES_MAX], np.int64)
+    sizes = np.cumsum(table.get(half_offsets)["size_bytes"], dtype=np.int64)
+    return np.sort(half_offsets[: max(1, int(np.searchsorted(sizes, RELEASE_BYTES_MAX, "right")))])
+
+
 def pieces_of(feed: Feed, table: StateTable) -> Iterator[Feed]:
-    """A feed cut so that no piece releases much more than RELEASE_BYTES_MAX: a Kafka transaction must be done before its timeout.
-    The first piece has all the halves."""
+    """A feed cut so that no piece releases and discards much more than RELEASE_BYTES_MAX: a Kafka transaction must be done before
+    its timeout. The first piece has all the halves."""
     sizes = table.get(feed.ops["half_offset"])["size_bytes"].astype(np.int64)
     if len(feed.halves):
         at = np.minimum(np.searchsorted(feed.halves["half_offset"], feed.ops["half_offset"]), len(feed.halves) - 1)
         new = feed.halves["half_offset"][at] == feed.ops["half_offset"]
         sizes[new] = feed.halves["size_bytes"][at[new]]
-    sizes[feed.ops["kind"] != int(OpKind.COMMIT)] = 0
+    sizes[~np.isin(feed.ops["kind"], _WITH_BODIES)] = 0
     piece = np.cumsum(sizes) // RELEASE_BYTES_MAX
     # An ASKED record is several ops with one offset: never cut within.
     stops = [int(feed.ops["op_offset"][at + 1]) for at in np.flatnonzero(np.diff(piece)).tolist()]

@@ -25,7 +25,7 @@ from store.job import Batch
 from store.redo_log import Marker, RedoKind, kinds_of, numbers_of
 from store.shard import ShardStore
 from store.state_table import StateTable
-from streaming.errors import JobError, JobStopped
+from streaming.errors import JobCannotStart, JobError, JobStopped
 from streaming.kafka_records import Piece
 
 LOG: Final = logging.getLogger("escrow.kafka")
@@ -129,10 +129,17 @@ class Shard:
                 f"{end}: this directory belongs to another cluster, or the redo topic was made anew. Empty the directory to have "
                 "it rebuilt"
             )
-        if self.store.redo_offset < begin:
-            self.store.wipe()
+        # Retention was faster than we were. Whether it took a batch that we have not, the next batch tells: sequences have no gaps.
+        self._passed_over = begin > self.store.redo_offset
         self._catch_up_to = end
-        self._follower.add(self.partition, max(self.store.redo_offset, begin))
+        self._follower.add(self.partition, max(self.store.redo_offset, begin), cut=self._passed_over)
+
+    def _rebuild(self) -> None:
+        """From an empty store, and the beginning of the redo partition."""
+        self.store.wipe()
+        self._reached_end = self._passed_over = False
+        begin, self._catch_up_to = self._follower.bounds(self.partition)
+        self._follower.restart(self.partition, begin)
 
     def follow(self, timeout_s: float) -> None:
         """Apply what has come."""
@@ -144,6 +151,10 @@ class Shard:
             self._reached_end |= event.redo_offset >= self._catch_up_to
             self._see_term(event.term)
             if isinstance(event, redo.RedoBatch):
+                if self._passed_over and event.marker.sequence > self.store.marker.sequence + 1 > 1:
+                    LOG.warning("%s: the redo topic has lost batches that were not applied here: rebuilt from it", self.store.root)
+                    return self._rebuild()
+                self._passed_over = False
                 if event.refused:
                     LOG.warning(
                         "shard %d: Kafka refuses %d messages, first %s", self.partition, len(event.refused), event.refused[0]
@@ -171,21 +182,32 @@ class Shard:
     def claim(self, owner: str, now_ms: int) -> None:
         """Take the shard over: from here on no earlier driver can write to it. Then the rows must fit; if not, they are rebuilt."""
         self.term = 0
-        term, sequence = release.claim(self.target, owner, now_ms)
+        self._require_truth()
+        term, sequence = release.claim(self.target, owner, now_ms, self.store.term)
         while self.store.term < term:
             self.follow(0.5)
         if not self.store.sound:
             LOG.warning("%s: its rows do not fit its marker: rebuilt from the redo topic", self.store.root)
-            self.store.wipe()
-            self._reached_end = False
-            begin, self._catch_up_to = self._follower.bounds(self.partition)
-            self._follower.restart(self.partition, begin)
+            self._rebuild()
             self.catch_up()
+            self._require_truth()
         if not self.store.sound or self.store.marker.sequence < sequence:
             found = f"{self.store.table.pending} rows are pending after batch {self.store.marker.sequence}"
             wanted = f"{self.store.marker.pending} should be, after batch {sequence}"
             raise Corrupt(self.store.root, self.store.redo_offset, f"rebuilt from the redo topic: {found}, {wanted}")
         self.term = term
+
+    def _require_truth(self) -> None:
+        """Batches were settled, and neither the directory nor the redo topic knows which: all commits would be released again."""
+        begin, _ = self._follower.bounds(self.partition)
+        if begin and not self.store.marker.sequence:
+            topics = self.target.topics
+            raise JobCannotStart(
+                f"{self.store.root} is empty, and retention has taken every whole batch of partition {self.partition} of "
+                f"{topics.redo}: what was released cannot be told from what was not. Start the job in the data directory that it "
+                f"had. If that is lost, make {topics.half}, {topics.op} and {topics.redo} anew, or {topics.redo} alone: then every "
+                f"commit that is still in {topics.op} is released a second time"
+            )
 
     def close(self, *, clean: bool) -> None:
         self._follower.close()

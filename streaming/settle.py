@@ -28,7 +28,7 @@ from checker.policy import Policy
 from store.errors import BatchBeyondCursor
 from store.job import Batch
 from store.reader import LogReader
-from store.records import HALF, OP, ROW, OpKind, State
+from store.records import HALF, OP, ROW, OpKind, State, state_of
 from store.redo_log import Marker
 from store.state_table import StateTable
 
@@ -99,10 +99,11 @@ class SettlingStore(Protocol):
 
 
 class Settler:
-    """Settles feeds into the store and runs check rounds over it."""
+    """Settles feeds into the store and runs check rounds over it. `part_bytes_max`: what the pending halves of a round's part have
+    together, where requests take their bodies along (Kafka mode)."""
 
-    def __init__(self, job: SettlingStore, policy: Policy) -> None:
-        self.job, self.policy = job, policy
+    def __init__(self, job: SettlingStore, policy: Policy, part_bytes_max: int | None = None) -> None:
+        self.job, self.policy, self._part_bytes_max = job, policy, part_bytes_max
         #: Groups that had no room for more requests when the last round had been gone through.
         self._full_groups: Ints = np.empty(0, np.int64)
 
@@ -157,10 +158,13 @@ class Settler:
             self.job.commit(batch)
         outstanding = self._outstanding(tick.round_no, len(live))
         for file_no in self.job.table.scannable():
-            size = self.job.table.rows_per_file
-            for start in range(0, size, ROUND_PART_ROWS):
-                counts, outstanding = self._round_part(file_no, start, tick, live, outstanding)
+            start = 0
+            while start < self.job.table.rows_per_file:
+                stop = self._part_stop(file_no, start)
+                rows, first = self.job.table.rows_of(file_no)[start:stop], file_no * self.job.table.rows_per_file + start
+                counts, outstanding = self._round_part(rows, first, tick, live, outstanding)
                 yield counts
+                start = stop
         self._full_groups = np.flatnonzero(outstanding >= self.policy.outstanding_per_group_max)
 
     def has_room_again(self, round_no: int) -> bool:
@@ -177,13 +181,22 @@ class Settler:
             found += count_outstanding(table.rows_of(file_no), round_no, group_count)
         return found
 
-    def _round_part(self, file_no: int, start: int, tick: Tick, live: Bools, outstanding: Ints) -> tuple[dict[Decision, int], Ints]:
-        rows = self.job.table.rows_of(file_no)[start : start + ROUND_PART_ROWS]
+    def _part_stop(self, file_no: int, start: int) -> int:
+        """Where the part that begins at this row of a file ends: one row has to fit, however large."""
+        stop = min(start + ROUND_PART_ROWS, self.job.table.rows_per_file)
+        if self._part_bytes_max is None:
+            return stop
+        rows = self.job.table.rows_of(file_no)[start:stop]
+        pending = state_of(rows["word"]) == int(State.PREPARED)
+        sizes = np.where(pending, rows["size_bytes"], 0).cumsum(dtype=np.int64)
+        return min(stop, start + max(1, int(np.searchsorted(sizes, self._part_bytes_max, "right"))))
+
+    def _round_part(self, rows: Array, first: int, tick: Tick, live: Bools, outstanding: Ints) -> tuple[dict[Decision, int], Ints]:
         decided = decide(rows, self.policy, live, tick, outstanding)
         if len(decided.index):
             batch = self._batch(tick.now_ms)
             words = check_words(rows["word"][decided.index], tick.round_no)
-            half_offsets = decided.index + file_no * self.job.table.rows_per_file + start
+            half_offsets = decided.index + first
             checks = decided.decision == int(Decision.CHECK)
             batch.check(half_offsets[checks], words[checks])
             for decision, state in _DISCARDS.items():

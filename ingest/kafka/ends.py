@@ -154,9 +154,10 @@ class OpFollower:
                 return
 
     def _look(self) -> None:
-        """New partitions are followed from their beginning; what is gone from the half topic is let go."""
-        found = self._consumer.list_topics(self._topics.op, timeout=ASK_S).topics[self._topics.op]
-        new = sorted(set(found.partitions) - set(self._ends))
+        """New partitions are followed from their beginning; what is gone from the half topic is let go. An op partition that has
+        no half partition is passed over: its ops are about nothing."""
+        op, half = (self._consumer.list_topics(name, timeout=ASK_S).topics[name] for name in (self._topics.op, self._topics.half))
+        new = sorted(set(op.partitions) & set(half.partitions) - set(self._ends))
         if new:
             self._behind.update({each: bounds_of(self._watcher, self._topics.op, each, ASK_S)[1] for each in new})
             self._ends.update({partition: Ends() for partition in new})

@@ -138,7 +138,7 @@ def ensure_topics(
     wanted = {
         topics.half: (shards, logged | kept),
         topics.op: (shards, logged | kept),
-        topics.redo: (shards, kept),
+        topics.redo: (shards, logged | kept),
         topics.check: (partitions, {"retention.ms": str(retention_ms)}),
         topics.discard: (shards, kept),
         topics.lease: (1, {}),

@@ -1,8 +1,8 @@
 """Records of the redo topic: encode, decode, read to the end (docs/kafka.md has the layout).
 
-A batch is some `entries` records and one `marker`, written in one Kafka transaction by the one owner of the shard; a `claim` says
-who that is. Readers are `read_committed`, so a batch is there whole or not at all. It is held against its CRC all the same: the
-topic can be written by whoever the ACLs allow.
+A batch is some `entries` records, `refused` ones where Kafka refused messages, and one `marker`, written in one Kafka transaction
+by the one owner of the shard; a `claim` says who that is. Readers are `read_committed`, so a batch is there whole or not at all.
+It is held against its CRC all the same: the topic can be written by whoever the ACLs allow.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from sinks.errors import RedoBroken
 from sinks.kafka import contract
 from sinks.kafka.clients import NO_GROUP, bounds_of
-from store.redo_log import MARKER, REDO, Marker, batch_crc, decode_marker, encode_marker
+from store.redo_log import MARKER, NUMBER_MASK, REDO, Marker, batch_crc, decode_marker, encode_marker
 
-CLAIM, ENTRIES, MARK = b"claim", b"entries", b"marker"
+CLAIM, ENTRIES, REFUSED, MARK = b"claim", b"entries", b"refused", b"marker"
 #: Uncompressed, so many fit into Kafka's default record.
 ENTRIES_PER_RECORD: Final = 32_768
+REFUSED_PER_RECORD: Final = 2_048
+#: Characters: a reason may repeat what a client wrote.
+REASON_MAX: Final = 400
 POLL_S: Final = 1.0
 #: How far before the end the last marker is looked for at first.
 LOOK_BACK: Final = 64
@@ -74,18 +77,23 @@ def batch_records(
     """A batch as records, the marker last."""
     for first in range(0, len(entries), ENTRIES_PER_RECORD):
         yield [(contract.REDO, ENTRIES)], pack_entries(entries[first : first + ENTRIES_PER_RECORD])
+    reasons = [(half_offset, reason[:REASON_MAX]) for half_offset, reason in refused.items()]
+    for first in range(0, len(reasons), REFUSED_PER_RECORD):
+        yield [(contract.REDO, REFUSED)], zlib.compress(json.dumps(reasons[first : first + REFUSED_PER_RECORD]).encode(), 1)
     encoded = encode_marker(marker, len(entries))
     encoded["crc"] = batch_crc(entries.tobytes(), encoded.tobytes(), marker.sequence)
-    rest = {"term": term, "groups": groups, "refused": list(refused.items())}
+    rest = {"term": term, "groups": groups}
     yield [(contract.REDO, MARK)], encoded.tobytes() + json.dumps(rest).encode()
 
 
 class Decoder:
-    """Puts the records of one redo partition together, in their order."""
+    """Puts the records of one redo partition together, in their order. `cut`: retention may have taken the beginning of the first
+    batch, which is passed over then."""
 
-    def __init__(self, partition: int) -> None:
-        self.partition = partition
+    def __init__(self, partition: int, *, cut: bool = False) -> None:
+        self.partition, self._cut = partition, cut
         self._parts: list[Array] = []
+        self._refused: list[tuple[int, str]] = []
 
     def take(self, message: Message) -> Claim | RedoBatch | None:
         """What this record completes, if anything."""
@@ -93,10 +101,13 @@ class Decoder:
         behind = int(message.offset() or 0) + 1
         try:
             if kind == CLAIM:
-                self._parts.clear()
+                self._parts, self._refused, self._cut = [], [], False
                 return Claim(self.partition, behind, int(json.loads(value)["term"]))
             if kind == ENTRIES:
                 self._parts.append(unpack_entries(value))
+                return None
+            if kind == REFUSED:
+                self._refused += _reasons(json.loads(zlib.decompress(value)))
                 return None
             if kind == MARK:
                 return self._batch(value, behind)
@@ -104,18 +115,25 @@ class Decoder:
             raise RedoBroken(self.partition, message.offset(), repr(error)) from error
         raise RedoBroken(self.partition, message.offset(), f"no record of ours: {kind!r}")
 
-    def _batch(self, value: bytes, behind: int) -> RedoBatch:
+    def _batch(self, value: bytes, behind: int) -> RedoBatch | None:
         entries = np.concatenate(self._parts) if self._parts else np.empty(0, REDO)
-        self._parts.clear()
+        refused, may_be_cut = self._refused, self._cut
+        self._parts, self._refused, self._cut = [], [], False
         raw, rest = bytearray(value[: MARKER.itemsize]), json.loads(value[MARKER.itemsize :])
         encoded = np.frombuffer(bytes(raw), MARKER, 1)[0]
         marker = decode_marker(encoded)
+        if may_be_cut and len(entries) < int(encoded["tag"]) & NUMBER_MASK:
+            return None
         raw[8:12] = bytes(4)
         if batch_crc(entries.tobytes(), bytes(raw), marker.sequence) != int(encoded["crc"]):
             raise ValueError(f"the CRC of batch {marker.sequence} does not match")
         groups = [(int(number), str(name)) for number, name in rest["groups"]]
-        refused = [(int(at), str(reason)) for at, reason in rest["refused"]]
+        refused += _reasons(rest.get("refused", []))  # where they stood at first
         return RedoBatch(self.partition, behind, entries, marker, int(rest["term"]), groups, refused)
+
+
+def _reasons(found: list[Any]) -> list[tuple[int, str]]:
+    return [(int(half_offset), str(reason)) for half_offset, reason in found]
 
 
 def redo_consumer(options: dict[str, Any]) -> Consumer:
@@ -153,15 +171,15 @@ class Follower:
         self._consumer, self._topic = redo_consumer(options), topic
         self._decoders: dict[int, Decoder] = {}
 
-    def add(self, partition: int, redo_offset: int) -> None:
-        """Follow this partition from that offset."""
-        self._decoders[partition] = Decoder(partition)
+    def add(self, partition: int, redo_offset: int, *, cut: bool = False) -> None:
+        """Follow this partition from that offset. `cut`: it is where retention has put the partition's beginning."""
+        self._decoders[partition] = Decoder(partition, cut=cut)
         self._consumer.incremental_assign([TopicPartition(self._topic, partition, redo_offset)])
 
-    def restart(self, partition: int, redo_offset: int) -> None:
-        """Follow it from another offset."""
+    def restart(self, partition: int, begin: int) -> None:
+        """Follow it from its beginning again."""
         self._consumer.incremental_unassign([TopicPartition(self._topic, partition)])
-        self.add(partition, redo_offset)
+        self.add(partition, begin, cut=begin > 0)
 
     def bounds(self, partition: int) -> tuple[int, int]:
         """(begin, end) of a partition."""

@@ -4,7 +4,7 @@ Everything that is written follows from the batch's redo entries:
 
     RELEASE     the half's message to its real topic, in the order of the entries, which is that of the ops
     DISCARD     the half to the discard topic
-    CHECK       the half to the check topic, and one ASKED op for all of them
+    CHECK       the half to the check topic, and an ASKED op for up to 65,536 of them
     PROPOSE     a DISCARD op
     all         the entries themselves and the marker to the redo partition
 
@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
@@ -47,6 +47,10 @@ METADATA_S: Final = 10.0
 TOPIC_KNOWN_S: Final = 5.0
 #: Messages that share a delivery report: when one of them fails, all are tried alone.
 COMPANY_MAX: Final = 64
+#: Messages that Kafka refuses together, because one of them is bad; each is tried alone then, which costs an answer each.
+BATCH_MESSAGES_MAX: Final = 1_000
+#: Halves in an ASKED op: half of Kafka's default record.
+ASKED_PER_RECORD: Final = 65_536
 _DIGITS_MAX: Final = 18
 #: Errors that say "not this message"; all others say "not now".
 REFUSALS: Final = frozenset(
@@ -218,21 +222,23 @@ def make_producer(target: Target) -> Producer:
         "queue.buffering.max.kbytes": 1 << 18,
         "linger.ms": 5,
         "batch.size": 1 << 20,
+        "batch.num.messages": BATCH_MESSAGES_MAX,
         "delivery.report.only.error": True,
     }
     return Producer({**target.client, **options})
 
 
-def claim(target: Target, owner: str, at_ms: int) -> tuple[int, int]:
-    """Take a shard over: (its new term, sequence of its last batch)."""
+def claim(target: Target, owner: str, at_ms: int, known_term: int) -> tuple[int, int]:
+    """Take a shard over: (its new term, sequence of its last batch). Terms go up also where retention has taken the last claim."""
     producer = make_producer(target)
     producer.init_transactions(DEADLINE_S)
     sequence, term = redo.last_of(target.client, target.topics.redo, target.partition, DEADLINE_S)
-    headers, value = redo.claim_record(term + 1, owner, at_ms)
+    term = max(term, known_term) + 1
+    headers, value = redo.claim_record(term, owner, at_ms)
     producer.begin_transaction()
     producer.produce(target.topics.redo, value, partition=target.partition, headers=list(headers))
     producer.commit_transaction(DEADLINE_S)
-    return term + 1, sequence
+    return term, sequence
 
 
 # --- one transaction ------------------------------------------------------------------------------------------------------------
@@ -241,7 +247,7 @@ def _write(owner: _Owner, task: Task) -> Done:
     entries = redo.unpack_entries(task.packed_entries) if task.packed_entries else np.empty(0, REDO)
     refused: dict[int, str] = {}
     singly: set[int] = set()
-    knows = _Known()
+    knows = _Known(task.marker.now_ms)
     while True:
         attempt = _Attempt(owner, task, refused, singly, knows)
         owner.producer.begin_transaction()
@@ -268,32 +274,58 @@ def _write(owner: _Owner, task: Task) -> Done:
     return Done(task.target.partition, task.marker.sequence, written=True, messages=attempt.messages, bytes=attempt.bytes)
 
 
+class _Failure(NamedTuple):
+    """What Kafka says of a message, and what it may have said it for."""
+
+    error: KafkaError
+    topic: str
+    size_bytes: int
+    has_key: bool
+    at_ms: int
+
+
 class _Known:
     """What refusals have taught within one batch: others like them need not be tried, one transaction each."""
 
-    def __init__(self) -> None:
-        self._barred: dict[str, str] = {}  # topic: why nothing goes there
+    def __init__(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self.barred: dict[str, str] = {}  # topic: why nothing goes there
         self._too_large: dict[str, int] = {}  # topic: the smallest body that was too large
+        self._wants_keys: set[str] = set()
+        self._too_early: dict[str, int] = {}  # topic: the latest time that was too early
+        self._too_late: dict[str, int] = {}  # topic: the earliest that was too late
 
-    def refuse(self, error: KafkaError, topic: str, size_bytes: int) -> None:
-        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            self._too_large[topic] = min(size_bytes, self._too_large.get(topic, size_bytes))
-        elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            self._barred[topic] = error.str()
+    def refuse(self, failure: _Failure) -> None:
+        code, topic = failure.error.code(), failure.topic
+        if code == KafkaError.MSG_SIZE_TOO_LARGE:
+            self._too_large[topic] = min(failure.size_bytes, self._too_large.get(topic, failure.size_bytes))
+        elif code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            self.barred[topic] = failure.error.str()
+        elif code == KafkaError.INVALID_RECORD and not failure.has_key:  # a compacted topic
+            self._wants_keys.add(topic)
+        elif code == KafkaError.INVALID_TIMESTAMP and failure.at_ms > self._now_ms:
+            self._too_late[topic] = min(failure.at_ms, self._too_late.get(topic, failure.at_ms))
+        elif code == KafkaError.INVALID_TIMESTAMP:
+            self._too_early[topic] = max(failure.at_ms, self._too_early.get(topic, failure.at_ms))
 
     def __bool__(self) -> bool:
-        return bool(self._barred or self._too_large)
+        return bool(self.barred or self._too_large or self._wants_keys or self._too_early or self._too_late)
 
     def bar(self, topics: Iterable[str]) -> bool:
         """Nothing goes to these; False where that was known."""
-        new = set(topics) - set(self._barred)
-        self._barred.update({topic: f"topic {topic}: Escrow's Kafka user may not write to it" for topic in new})
+        new = set(topics) - set(self.barred)
+        self.barred.update({topic: f"topic {topic}: Escrow's Kafka user may not write to it" for topic in new})
         return bool(new)
 
-    def problem(self, topic: str, size_bytes: int) -> str:
+    def problem(self, topic: str, size_bytes: int, has_key: bool, at_ms: int) -> str:
+        """Why a message would be refused as others were; "" where nothing speaks against it. `at_ms` 0: Kafka gives the time."""
         if size_bytes >= self._too_large.get(topic, size_bytes + 1):
             return f"too large for topic {topic}, as another of {self._too_large[topic]} bytes was"
-        return self._barred.get(topic, "")
+        if not has_key and topic in self._wants_keys:
+            return f"topic {topic} does not take messages without a key"
+        if at_ms and not self._too_early.get(topic, 0) < at_ms < self._too_late.get(topic, at_ms + 1):
+            return f"topic {topic} does not take messages of the time {at_ms}: it is too far from now"
+        return self.barred.get(topic, "")
 
 
 def _unwritable(target: Target, topics: Iterable[str]) -> list[str]:
@@ -327,7 +359,7 @@ class _Attempt:
     def __init__(self, owner: _Owner, task: Task, refused: dict[int, str], singly: set[int], knows: _Known) -> None:
         self.owner, self.task, self.refused, self.singly, self.knows = owner, task, refused, singly, knows
         self.target, self.topics = task.target, task.target.topics
-        self.failed: dict[int, tuple[KafkaError, str, int]] = {}
+        self.failed: dict[int, _Failure] = {}
         self.failure: KafkaError | None = None
         self.purged: KafkaError | None = None
         self.judged = False
@@ -390,7 +422,7 @@ class _Attempt:
             elif name == contract.BORN_TIME:
                 born_ms = _number(header[1], born_ms)
         value = half.value()
-        problem = self._problem(topic, partition, value)
+        problem = self._problem(topic, partition)
         if problem:
             self.refused[half_offset] = problem
             return
@@ -424,9 +456,10 @@ class _Attempt:
 
     def _asked(self, half_offsets: Array) -> None:
         handed_over = np.array([at for at in half_offsets.tolist() if at not in self.refused], "<i8")
-        if len(handed_over):
-            headers = contract.op_headers(OpKind.ASKED, None, None, via=Via.CHECKER)
-            self._produce(self.topics.op, handed_over.tobytes(), partition=self.target.partition, headers=headers)
+        headers = contract.op_headers(OpKind.ASKED, None, None, via=Via.CHECKER)
+        for first in range(0, len(handed_over), ASKED_PER_RECORD):
+            value = handed_over[first : first + ASKED_PER_RECORD].tobytes()
+            self._produce(self.topics.op, value, partition=self.target.partition, headers=headers)
 
     def _op(self, kind: OpKind, half_offset: int) -> None:
         headers = contract.op_headers(kind, half_offset, None, via=Via.CHECKER)
@@ -454,6 +487,13 @@ class _Attempt:
         headers: list[Any],
         timestamp_ms: int = 0,
     ) -> None:
+        problem = self.knows.problem(topic, len(value or b""), key is not None, timestamp_ms) if self.knows else ""
+        if problem:
+            self.refused[half_offset] = problem
+            return
+        alone = half_offset in self.singly
+        if alone:
+            self.flush()  # what was sent before goes without it
         if len(self.company) == COMPANY_MAX or self.singly:
             self.company = []
             self.report = partial(self._failed, self.company)
@@ -469,7 +509,7 @@ class _Attempt:
             return
         self.messages += 1
         self.bytes += len(value or b"")
-        if half_offset in self.singly:
+        if alone:
             self.flush()
 
     def _produce(
@@ -515,7 +555,8 @@ class _Attempt:
         if error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
             self.purged = error  # after a refusal the client empties its queue: who waited in it is innocent
             return
-        what = (error, message.topic() or "", len(message.value() or b""))
+        has_key, at_ms = message.key() is not None, int(message.timestamp()[1])
+        what = _Failure(error, message.topic() or "", len(message.value() or b""), has_key, at_ms)
         self.failed.update((half_offset, what) for half_offset in company)
         if error.code() not in REFUSALS:
             self.failure = error
@@ -523,14 +564,16 @@ class _Attempt:
     def judge(self) -> None:
         """Who failed alone is refused; who failed in company is tried alone."""
         self.judged = True
-        for half_offset, (error, topic, size_bytes) in self.failed.items():
+        for half_offset, failure in self.failed.items():
             if half_offset in self.singly:
-                self.refused[half_offset] = error.str()
-                self.knows.refuse(error, topic, size_bytes)
+                self.refused[half_offset] = failure.error.str()
+                self.knows.refuse(failure)
         self.singly.update(self.failed)
 
-    def _problem(self, topic: str, partition: int, value: bytes | None) -> str:
-        """Why a message cannot go to this topic; "" if it can. Asked before it is sent: a producer would wait for the topic."""
+    def _problem(self, topic: str, partition: int) -> str:
+        """Why no message can go there; "" if it can. Asked before it is sent: a producer would wait for the topic."""
+        if topic in self.knows.barred:
+            return self.knows.barred[topic]
         known = self.owner.topics.get(topic)
         if known is None or known[1] < self.began_s:
             if not contract.is_topic_name(topic):
@@ -541,11 +584,12 @@ class _Attempt:
             if found.error is not None and found.error.code() not in REFUSALS:
                 raise KafkaException(found.error)
             if found.error is not None:
-                return f"topic {topic}: {found.error.str()}"
+                self.knows.barred[topic] = f"topic {topic}: {found.error.str()}"
+                return self.knows.barred[topic]
             known = self.owner.topics[topic] = (len(found.partitions), time.monotonic() + TOPIC_KNOWN_S)
         if partition >= known[0]:
             return f"topic {topic} has {known[0]} partitions, none is number {partition}"
-        return self.knows.problem(topic, len(value or b"")) if self.knows else ""
+        return ""
 
 
 def read_range(owner: _Owner, topic: str, partition: int, wanted: set[int]) -> dict[int, Message]:

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 
 from checker.policy import Policy
-from sinks.kafka import clients, contract, release
+from sinks.kafka import clients, contract, redo, release
 from store.records import HALF, OP, OpKind, State, state_of
 from store.shard import ShardStore
+from streaming.errors import JobCannotStart
 from streaming.kafka_shard import Shard
 from streaming.settle import Feed, Settler
 from tests.support.kafka import Cluster
@@ -82,6 +83,18 @@ class OneShard:
 
     def bodies(self, topic: str | None = None) -> Counter[bytes]:
         return Counter(message.value() for message in self.cluster.read_all(topic or self.real))
+
+    def redo_records(self) -> list[tuple[int, bytes | None]]:
+        """(offset, kind) of each."""
+        found = self.cluster.read_all(self.topics.redo)
+        return [(m.offset() or 0, contract.first_header(contract.headers_of(m), contract.REDO)) for m in found]
+
+    def retention_takes_the_redo_partition(self, before: int) -> int:
+        """All before this offset, all there is for -1; where the partition begins then."""
+        admin = self.connection.admin()  # must live until the answer is there
+        (done,) = admin.delete_records([TopicPartition(self.topics.redo, 0, before)]).values()
+        begin: int = done.result(60).low_watermark
+        return begin
 
     def close(self) -> None:
         for driver in self.drivers:
@@ -196,6 +209,40 @@ def test_a_store_of_an_empty_directory_is_the_same_as_the_lost_one(shard: OneSha
     assert shard.bodies() == Counter(b"%d" % number for number in range(4))
 
 
+def test_when_retention_has_taken_all_markers_the_directory_decides_and_without_it_nobody(shard: OneShard) -> None:
+    driver = shard.driver("kept")
+    places = shard.halves(b"a", b"b")
+    shard.commit(driver, places[:1])
+    driver.close(clean=True)
+    shard.drivers.clear()
+    begin = shard.retention_takes_the_redo_partition(before=-1)
+    with pytest.raises(JobCannotStart, match="released a second time"):
+        shard.driver("empty")
+    kept = shard.driver("kept")
+    assert (kept.marker.sequence, kept.term) == (1, 2), "no claim is left in Kafka, and the term goes up all the same"
+    shard.commit(kept, places)
+    assert shard.bodies() == Counter([b"a", b"b"])
+    assert kept.store.redo_offset > begin
+
+
+def test_a_directory_that_retention_has_overtaken_is_rebuilt_from_what_is_left(shard: OneShard) -> None:
+    driver = shard.driver("behind")
+    places = shard.halves(b"a", b"b", b"c", b"d")
+    shard.commit(driver, places[:1])
+    driver.close(clean=True)
+    shard.drivers.clear()
+    ahead = shard.driver("ahead")
+    for place in places[1:]:
+        shard.commit(ahead, [place])
+    # Each of the four batches has two records, behind a claim or two: what is left of the third is its marker.
+    (_, second, third, _) = (at for at, kind in shard.redo_records() if kind == redo.MARK)
+    assert second < third - 1
+    shard.retention_takes_the_redo_partition(before=third)
+    behind = shard.driver("behind")
+    assert behind.marker == ahead.marker
+    assert state_of(behind.table.get(np.array(places))["word"]).tolist() == [State.NONE] * 3 + [State.COMMITTED]
+
+
 def test_what_kafka_refuses_is_kept_and_tried_again_and_the_rest_goes_out(shard: OneShard) -> None:
     driver = shard.driver()
     fine = [b"fine %d" % number for number in range(30)]
@@ -216,6 +263,26 @@ def test_what_kafka_refuses_is_kept_and_tried_again_and_the_rest_goes_out(shard:
     assert set(driver.store.undeliverable) == {*large, *partition}
     assert shard.bodies() == Counter(fine)
     assert driver.marker.totals["commits"] == 34
+
+
+def test_many_refusals_for_one_reason_cost_few_transactions(shard: OneShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, compacted = shard.driver(), f"{shard.name}.compacted"
+    shard.cluster.create_topic(compacted, cleanup_policy="compact")
+    late = shard.halves(*[b"late"] * 20, escrow_born_time=f"{NOW_MS}000")
+    keyless = shard.halves(*[b"keyless"] * 20, topic=compacted)
+    fine = shard.halves(*(b"%d" % number for number in range(20)))
+    fence, fences = release._fence, itertools.count()
+
+    def counted(task: release.Task) -> Any:
+        next(fences)
+        return fence(task)
+
+    monkeypatch.setattr(release, "_fence", counted)
+    shard.commit(driver, [place for three in zip(late, keyless, fine, strict=True) for place in three])
+    assert set(driver.store.undeliverable) == {*late, *keyless}
+    assert shard.bodies() == Counter(b"%d" % number for number in range(20))
+    assert shard.bodies(compacted) == Counter()
+    assert next(fences) <= 6, "one to begin with; for each reason one in company and one alone, and one where they were told apart"
 
 
 def test_bodies_of_earlier_batches_are_found_wherever_they_lie(shard: OneShard) -> None:

@@ -1,15 +1,19 @@
-"""Where a partition ends, asked of a client that knows leaders of yesterday: librdkafka 2.16 looks for others only when told to."""
+"""Topics and their partitions, without a broker."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from sinks.kafka import clients
 from sinks.kafka.clients import bounds_of
+from sinks.kafka.contract import Topics
 
 
+# --- where a partition ends: librdkafka 2.16 looks for other leaders only when told to -----------------------------------
 class StaleClient:
     """As a consumer of three brokers, one of them killed, was seen to behave (make chaos-kafka)."""
 
@@ -36,3 +40,17 @@ def test_who_finds_nobody_says_so_when_time_is_up() -> None:
     stale: Any = StaleClient(cured_by_looking=False)
     with pytest.raises(KafkaException, match="Unknown partition"):
         bounds_of(stale, "half", 2, timeout_s=0.2)
+
+
+# --- topics that are made -----------------------------------------------------------------------------------------------
+def test_half_op_and_redo_topic_are_made_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, Any] = {}
+    admin = SimpleNamespace(list_topics=lambda **_: SimpleNamespace(topics={}))
+    connection: Any = SimpleNamespace(require_login=lambda _: None, admin=lambda: admin)
+    monkeypatch.setattr(clients, "_create", lambda _, missing: made.update({topic.topic: topic for topic in missing}))
+    monkeypatch.setattr(clients, "_require_append_time", lambda *_: None)
+    topics = Topics("half", "op", "redo", "check", "discard", "lease")
+    assert clients.ensure_topics(connection, topics, partitions=3, replication=1, min_insync=1, retention_ms=1000) == 3
+    assert made["half"].config == made["op"].config == made["redo"].config
+    assert made["redo"].config["message.timestamp.type"] == "LogAppendTime"
+    assert [made[name].num_partitions for name in ("half", "op", "redo", "lease")] == [3, 3, 3, 1]

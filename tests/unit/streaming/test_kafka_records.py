@@ -138,11 +138,12 @@ def test_pieces_are_put_in_order_with_the_shards_own_group_numbers():
     assert halves["group_no"].tolist() == [0, 1, 2]
 
 
-def test_a_feed_is_cut_where_a_transaction_would_grow_too_large_and_never_within_a_record(tmp_path):
+@pytest.mark.parametrize("kind", [OpKind.COMMIT, OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED])
+def test_a_feed_is_cut_where_a_transaction_would_grow_too_large_and_never_within_a_record(tmp_path, kind):
     size = RELEASE_BYTES_MAX // 2 + 1
     halves, ops = np.zeros(5, HALF), np.zeros(6, OP)
     halves["half_offset"], halves["size_bytes"] = range(5), size
-    ops["op_offset"], ops["half_offset"], ops["kind"] = [0, 1, 2, 2, 3, 4], [0, 1, 2, 3, 4, 4], OpKind.COMMIT
+    ops["op_offset"], ops["half_offset"], ops["kind"] = [0, 1, 2, 2, 3, 4], [0, 1, 2, 3, 4, 4], kind
     pieces = list(pieces_of(Feed(0, 5, 0, 5, halves, ops), StateTable(tmp_path, 64)))
     assert [(piece.op_start, piece.op_stop) for piece in pieces] == [(0, 1), (1, 2), (2, 4), (4, 5)]
     assert np.concatenate([piece.ops["op_offset"] for piece in pieces]).tolist() == ops["op_offset"].tolist()

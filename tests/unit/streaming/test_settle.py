@@ -12,7 +12,7 @@ from store.edge import End
 from store.errors import BatchBeyondCursor
 from store.frames import Message
 from store.records import OpKind, State, Via, outstanding_of
-from streaming.settle import Feed, read_feed
+from streaming.settle import Feed, Settler, read_feed
 from tests.support.service import Service
 
 
@@ -170,6 +170,26 @@ def test_a_round_goes_in_parts_and_releases_come_between(service, monkeypatch):
     assert [part[Decision.CHECK] for part in parts] == [15, 16, 16]
     asked = service.queue("check", 0, service.job.marker.check_end)["tags_code"].tolist()
     assert asked == [half for half in halves if half != 20]
+
+
+def test_a_part_of_a_round_has_no_more_bytes_than_a_transaction_may_take_along(service):
+    service.members["orders"] = lambda half: None
+    halves = service.send(*[b"x"] * 3, b"x" * 2000, *[b"x"] * 12)
+    service.settle()
+    service.commit(*halves[10:])
+    service.settle()
+    size = int(service.job.table.get(np.array(halves[:1]))["size_bytes"][0])
+    service.sleep(30)
+    settler = Settler(service.job, service.policy, part_bytes_max=4 * size)
+    parts = settler.check_round(Tick(service.now_ms, 1, service.now_ms, True), service.live())
+    asked, checked = [0], []
+    for part in parts:
+        checked.append(part[Decision.CHECK])
+        asked.append(service.job.marker.check_end)
+    # Three small ones, the large one alone, four and the rest; those that have ended weigh nothing.
+    assert [count for count in checked if count] == [3, 1, 4, 2]
+    assert np.diff(asked).tolist() == checked
+    assert service.queue("check", 0, asked[-1])["tags_code"].tolist() == halves[:10]
 
 
 def test_a_round_begins_where_its_requests_begin(service):

@@ -1,0 +1,99 @@
+"""Records of the redo topic, without a broker: what is put together from them, and what is passed over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sinks.errors import RedoBroken
+from sinks.kafka import redo
+from store.redo_log import MARKER, REDO, Marker
+
+
+class Read:
+    """A record as a consumer returns it."""
+
+    def __init__(self, redo_offset: int, record: redo.Record) -> None:
+        self._offset, (self._headers, self._value) = redo_offset, record
+
+    def offset(self) -> int:
+        return self._offset
+
+    def headers(self) -> Any:
+        return list(self._headers)
+
+    def value(self) -> bytes:
+        return self._value
+
+
+def as_read(records: Iterable[redo.Record]) -> list[Any]:
+    return [Read(at, record) for at, record in enumerate(records)]
+
+
+@pytest.fixture(autouse=True)
+def few_entries_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redo, "ENTRIES_PER_RECORD", 10)
+
+
+def written(*counts: int) -> list[Any]:
+    """A claim, and batches of so many entries."""
+    records = [redo.claim_record(1, "me", 0)]
+    for sequence, count in enumerate(counts, 1):
+        records += redo.batch_records(np.zeros(count, REDO), Marker(sequence=sequence), 1, [], {})
+    return as_read(records)
+
+
+def sequences(records: list[Any], *, cut: bool) -> list[int]:
+    decoder = redo.Decoder(0, cut=cut)
+    taken = [decoder.take(record) for record in records]
+    return [batch.marker.sequence for batch in taken if isinstance(batch, redo.RedoBatch)]
+
+
+@pytest.mark.parametrize(
+    ("begin", "whole"),
+    [(0, [1, 2, 3]), (1, [1, 2, 3]), (2, [2, 3]), (3, [2, 3]), (4, [2, 3]), (5, [2, 3]), (6, [3]), (7, [3])],
+)
+def test_the_batch_that_retention_has_cut_is_passed_over_and_the_next_ones_are_read(begin: int, whole: list[int]) -> None:
+    # 0 claim · 1, 2, 3 entries, 4 marker of the first batch · 5, 6 of the second · 7 marker of the third, which has no entries
+    assert sequences(written(25, 5, 0)[begin:], cut=begin > 0) == whole
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3, 5])
+def test_a_batch_that_is_not_whole_elsewhere_is_no_batch_of_ours(missing: int) -> None:
+    records = written(25, 5)
+    del records[missing]
+    with pytest.raises(RedoBroken, match="CRC"):
+        sequences(records, cut=True)
+
+
+def test_very_many_refusals_are_read_back_from_records_that_fit() -> None:
+    refused = {half_offset: f"topic {half_offset}{'x' * half_offset}: none" for half_offset in range(20_000)}
+    records = as_read(redo.batch_records(np.zeros(1, REDO), Marker(sequence=1), 1, [], refused))
+    assert max(len(record.value()) for record in records) < 1 << 20
+    decoder = redo.Decoder(0)
+    *_, batch = [decoder.take(record) for record in records]
+    assert isinstance(batch, redo.RedoBatch)
+    assert [at for at, _ in batch.refused] == list(refused)
+    assert all(refused[at].startswith(reason) and len(reason) >= min(400, len(refused[at])) for at, reason in batch.refused)
+
+
+def test_refusals_are_also_read_from_the_marker_where_they_stood_at_first() -> None:
+    ((headers, value),) = redo.batch_records(np.empty(0, REDO), Marker(sequence=1), 1, [], {})
+    rest = json.loads(value[MARKER.itemsize :]) | {"refused": [[7, "too large"]]}
+    (record,) = as_read([(headers, value[: MARKER.itemsize] + json.dumps(rest).encode())])
+    batch = redo.Decoder(0).take(record)
+    assert isinstance(batch, redo.RedoBatch)
+    assert batch.refused == [(7, "too large")]
+
+
+def test_the_refusals_of_a_batch_that_was_cut_are_not_those_of_the_next_one() -> None:
+    records = [*redo.batch_records(np.zeros(1, REDO), Marker(sequence=1), 1, [], {3: "too large"})][1:]
+    records += redo.batch_records(np.zeros(1, REDO), Marker(sequence=2), 1, [], {})
+    decoder = redo.Decoder(0, cut=True)
+    *_, batch = [decoder.take(record) for record in as_read(records)]
+    assert isinstance(batch, redo.RedoBatch)
+    assert (batch.marker.sequence, batch.refused) == (2, [])

@@ -1,0 +1,177 @@
+"""What a release task writes, without a broker. (tests/kafka/test_release_task.py runs tasks against one.)"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from sinks.kafka import contract, redo, release
+from store.records import OpKind
+from store.redo_log import Marker, RedoKind, make_entries
+
+NOW_MS = 1_900_000_000_000
+TOPICS = contract.Topics("half", "op", "redo", "check", "discard", "lease")
+TARGET = release.Target(TOPICS, 3, "escrow-half-3", {}, 60_000)
+
+
+class Written:
+    """A producer that takes everything."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[str, bytes, contract.Headers]] = []
+
+    def produce(self, topic: str, value: bytes, _key: Any, _partition: int, _report: Any, _: Any, _at: int, headers: Any) -> None:
+        self.records.append((topic, value, headers))
+
+
+def attempt(refused: dict[int, str] | None = None) -> tuple[Any, Written]:
+    producer = Written()
+    owner: Any = release._Owner(producer, None, 0)  # type: ignore[arg-type]
+    task = release.Task(TARGET, 1, Marker(sequence=1), b"", [])
+    return release._Attempt(owner, task, refused or {}, set(), release._Known(NOW_MS)), producer
+
+
+def test_very_many_checks_are_counted_by_several_ops_that_fit() -> None:
+    trying, producer = attempt(refused={5: "the half is no longer in its partition"})
+    trying._asked(np.arange(200_000))
+    assert {topic for topic, *_ in producer.records} == {"op"}
+    assert all(len(value) < 1 << 20 for _, value, _ in producer.records)
+    asked = np.concatenate([np.frombuffer(value, "<i8") for _, value, _ in producer.records])
+    assert asked.tolist() == [at for at in range(200_000) if at != 5]
+    for _, _, headers in producer.records:
+        assert contract.first_header(headers, contract.OP) == OpKind.ASKED.name.encode()
+
+
+def test_who_is_not_asked_is_not_counted() -> None:
+    trying, producer = attempt()
+    trying.effects(make_entries(RedoKind.ROW, [1], [0], [0]))
+    assert producer.records == []
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------------
+class Message:
+    """A half as it is read, or a message in a delivery report."""
+
+    def __init__(self, topic: str, value: bytes, key: bytes | None, at_ms: int, headers: Any = ()) -> None:
+        self.topic, self.value, self.key = (lambda: topic), (lambda: value), (lambda: key)
+        self.timestamp, self.headers = (lambda: (1, at_ms)), (lambda: list(headers))
+
+
+class Kafka:
+    """A broker and its client, as far as a release task can tell: messages of a topic that are sent together are taken or refused
+    together, and after a refusal nothing goes out any more."""
+
+    def __init__(self, refuses: Callable[[Message], int | None], missing: tuple[str, ...] = ()) -> None:
+        self.refuses, self.missing = refuses, missing
+        self.transactions, self.looks = 0, Counter[str]()
+        self.committed: list[tuple[str, bytes]] = []
+        self._queue: list[tuple[Message, Any]] = []
+        self._taken: list[tuple[str, bytes]] = []
+        self._broken = False
+
+    def begin_transaction(self) -> None:
+        self.transactions += 1
+        self._queue, self._taken, self._broken = [], [], False
+
+    def list_topics(self, topic: str, _timeout_s: float) -> Any:
+        self.looks[topic] += 1
+        error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART) if topic in self.missing else None
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=error, partitions=[0])})
+
+    def produce(self, topic: str, value: bytes, key: Any, _partition: int, report: Any, _: Any, at_ms: int, _headers: Any) -> None:
+        if self._broken:
+            raise KafkaException(KafkaError(KafkaError._STATE))
+        self._queue.append((Message(topic, value, key, at_ms), report))
+
+    def poll(self, _timeout_s: float) -> None:
+        pass
+
+    def flush(self, _timeout_s: float) -> int:
+        """By the names of topics, each in one piece."""
+        queue, self._queue = self._queue, []
+        for topic in sorted({message.topic() for message, _ in queue}):
+            together = [(message, report) for message, report in queue if message.topic() == topic]
+            codes = [KafkaError._PURGE_QUEUE] if self._broken else [self.refuses(message) for message, _ in together]
+            code = next((code for code in codes if code is not None), None)
+            self._broken |= code is not None
+            self._taken += [(topic, message.value()) for message, _ in together]
+            for message, report in together:
+                if code is not None:
+                    report(KafkaError(code), message)
+        return 0
+
+    def abort_transaction(self, _timeout_s: float) -> None:
+        self._taken = []
+
+    def commit_transaction(self, _timeout_s: float) -> None:
+        self.flush(0)
+        self.committed += self._taken
+
+
+def released(kafka: Any, halves: dict[int, Message], monkeypatch: pytest.MonkeyPatch) -> tuple[list[bytes], dict[int, str]]:
+    """Bodies that came out, and what was refused why."""
+    entries = make_entries(RedoKind.RELEASE, list(halves), 0, -1)
+    marker = Marker(sequence=1, now_ms=NOW_MS)
+    monkeypatch.setattr(release, "_fence", lambda _task: (kafka, 0))
+    monkeypatch.setattr(release._Attempt, "_halves", lambda _self, wanted: {at: halves[at] for at in wanted.tolist()})
+    kept: list[dict[int, str]] = []
+    batch_records = redo.batch_records
+
+    def noted(entries: Any, marker: Any, term: int, groups: Any, refused: dict[int, str]) -> Any:
+        kept.append(dict(refused))
+        return batch_records(entries, marker, term, groups, refused)
+
+    monkeypatch.setattr(redo, "batch_records", noted)
+    owner: Any = release._Owner(kafka, None, 0)  # type: ignore[arg-type]
+    release._write(owner, release.Task(TARGET, 1, marker, redo.pack_entries(entries), []))
+    return [body for topic, body in kafka.committed if topic != TOPICS.redo], kept[-1]
+
+
+def half(body: bytes, *, topic: str = "real", key: bytes | None = b"k", at_ms: int = NOW_MS) -> Message:
+    named = [(contract.TOPIC, topic.encode()), (contract.GROUP, b"g"), (contract.BORN_TIME, b"%d" % at_ms)]
+    return Message("half", body, key, NOW_MS, named)
+
+
+BAD = {
+    "too large": (half(b"bad" * 100), lambda m: KafkaError.MSG_SIZE_TOO_LARGE if m.value().startswith(b"badbad") else None),
+    "too late": (
+        half(b"bad", at_ms=NOW_MS * 1000),
+        lambda m: KafkaError.INVALID_TIMESTAMP if m.timestamp()[1] > 2 * NOW_MS else None,
+    ),
+    "too early": (half(b"bad", at_ms=9), lambda m: KafkaError.INVALID_TIMESTAMP if 0 < m.timestamp()[1] < NOW_MS else None),
+    "no key": (half(b"bad", key=None), lambda m: KafkaError.INVALID_RECORD if m.topic() == "real" and m.key() is None else None),
+}
+
+
+@pytest.mark.parametrize("why", BAD)
+def test_many_refusals_for_one_reason_cost_few_transactions_and_nobody_else(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad, refuses = BAD[why]
+    halves = {at: bad if at % 3 == 0 else half(b"%d" % at) for at in range(300)}
+    halves |= {300: half(b"300", topic="other", at_ms=NOW_MS + 5)}
+    kafka = Kafka(refuses)
+    bodies, refused = released(kafka, halves, monkeypatch)
+    assert sorted(refused) == list(range(0, 300, 3))
+    assert sorted(bodies, key=int) == [b"%d" % at for at in range(301) if at == 300 or at % 3]
+    assert kafka.transactions == 3, "in company, the first alone, without any"
+
+
+def test_who_is_tried_alone_is_not_refused_with_what_was_sent_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Message 100 is refused first, and who shares its report is suspected. Message 0, bad too, is not: it was not sent."""
+    halves = {at: half(b"bad" if at in (0, 100) else b"%d" % at, topic="a" if at == 100 else "b") for at in range(128)}
+    kafka = Kafka(lambda message: KafkaError.POLICY_VIOLATION if message.value() == b"bad" else None)
+    bodies, refused = released(kafka, halves, monkeypatch)
+    assert sorted(refused) == [0, 100]
+    assert len(bodies) == 126
+
+
+def test_a_topic_that_is_not_there_is_asked_for_once_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = Kafka(lambda _: None, missing=("gone",))
+    bodies, refused = released(kafka, {at: half(b"%d" % at, topic="gone" if at % 2 else "real") for at in range(40)}, monkeypatch)
+    assert (len(bodies), len(refused), kafka.transactions) == (20, 20, 1)
+    assert kafka.looks == {"gone": 1, "real": 1}
