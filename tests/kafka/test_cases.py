@@ -104,7 +104,7 @@ def member(world: KafkaWorld, group: str, **options: Any) -> Iterator[None]:
 
 
 def next_round(world: KafkaWorld) -> None:
-    """A round about all that was written before: a half that is not settled when a round begins has to wait for the one after it."""
+    """A round about all that was written before: a half that is not settled when it begins waits for the next one."""
     settled(world)
     world.advance(ROUND_S)
 
