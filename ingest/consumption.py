@@ -292,19 +292,15 @@ class Consumption:
 
     async def _take(self, topic: str, queues: list[GroupQueue], hand: Hand) -> bool:
         """Fill the hand from a topic's queues, and write down what is in it; whether anything is."""
-        self._turn += 1
-        turn = self._turn % len(queues) if queues else 0
-        for queue in [*queues[turn:], *queues[:turn]]:
-            if hand.full():
-                hand.more = True
-                break
-            queue.take(self._tail, hand)
+        trouble = self._fill(queues, hand)
         for why, passed in hand.passed_over.items():
             self._counts[why] += passed
         if hand.dying:
             self._bury(topic, hand.group, hand.dying)
         if not hand.taken:
             self._note(hand.records)
+            if trouble is not None:
+                raise trouble
             return False
         try:
             await self._ledger.note(hand.records, durable=False)
@@ -316,6 +312,22 @@ class Consumption:
         if hand.more:
             self._waiting.wake(topic, hand.group)
         return True
+
+    def _fill(self, queues: list[GroupQueue], hand: Hand) -> StoreError | None:
+        """Take from one queue after another. A queue that cannot be read now is left to the next poll: what is in the hand already
+        goes out all the same. The last such error."""
+        self._turn += 1
+        turn = self._turn % len(queues) if queues else 0
+        trouble = None
+        for queue in [*queues[turn:], *queues[:turn]]:
+            if hand.full():
+                hand.more = True
+                break
+            try:
+                queue.take(self._tail, hand)
+            except StoreError as error:
+                trouble = error
+        return trouble
 
     def _note(self, records: Sequence[ConsumerRecord]) -> None:
         """Write records that nobody waits for; lost, they are found out again."""
@@ -481,7 +493,11 @@ class Consumption:
             return False
         place = queue.condemn(opened.queue_offset, opened.attempt, opened.visible_at_ms)
         if place is not None:
-            frame = self._tail.frame(queue.queue_key, *place)
+            try:
+                frame = self._tail.frame(queue.queue_key, *place)
+            except StoreError:
+                queue.not_buried(opened.queue_offset, opened.visible_at_ms)
+                raise
             if frame is None:
                 self._counts["unreadable"] += 1
                 self._note(queue.finish(opened.queue_offset))

@@ -46,7 +46,8 @@ class Source(Protocol):
     def entries(self, queue_key: int, first: int, stop: int) -> list[tuple[int, int, int]]: ...
 
     def frame(self, queue_key: int, commit_log_offset: int, size_bytes: int) -> Frame | None:
-        """The frame of an entry; None where it cannot be read or is not of this queue."""
+        """The frame of an entry; None where it is lost or not of this queue. Raises where it cannot be read now: the entry is then
+        tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,11 @@ class GroupQueue:
             entry = self._entries.get(queue_offset)
             if entry is None or entry.state is not _Is.FREE or not self._is_next(queue_offset, entry, mine):
                 continue
-            frame = source.frame(self.queue_key, *entry.place)
+            try:
+                frame = source.frame(self.queue_key, *entry.place)
+            except BaseException:
+                heappush(self._ready, queue_offset)
+                raise
             if frame is None or not self._is_wanted(frame, hand):
                 hand.pass_over("unreadable" if frame is None else "filtered")
                 self._finish(queue_offset)
@@ -240,8 +245,8 @@ class GroupQueue:
     def _look_at(self, queue_offset: int, found: tuple[int, int, int], source: Source, hand: Hand, mine: set[str]) -> None:
         """An entry that this life has not seen yet."""
         commit_log_offset, size_bytes, tags_code = found
-        self._scanned = queue_offset + 1
         if queue_offset in self._done or queue_offset in self._entries:
+            self._scanned = queue_offset + 1
             return
         codes = hand.wanted.codes
         why, frame = "", None
@@ -252,6 +257,7 @@ class GroupQueue:
         else:
             frame = source.frame(self.queue_key, commit_log_offset, size_bytes)
             why = "unreadable" if frame is None else "" if self._is_wanted(frame, hand) else "filtered"
+        self._scanned = queue_offset + 1  # only now: what could not be read is looked at again
         if frame is None or why:
             hand.pass_over(why)
             self._finish(queue_offset)

@@ -13,7 +13,7 @@ from ingest.deliveries import shown_properties
 from store.edge import EdgeStore
 from store.errors import Corrupt, StoreError
 from store.frames import KEYS, TAGS, Frame
-from store.published import EdgeSlot, JobSlot
+from store.published import JobSlot
 from store.reader import LogReader, TopicReader
 from store.records import OpKind, State, Via, check_count_of, queue_key_of, queue_offset_of, topic_of_key
 
@@ -100,11 +100,13 @@ class Histories:
 
     def of(self, half_offset: int) -> Transaction:
         with self._lock:
-            if not self._store.page[EdgeSlot.HALF_BEGIN] <= half_offset < self._store.half_end:
+            if not self._store.half_begin <= half_offset < self._store.half_end:
                 return Transaction(half_offset, "GONE")
             try:
                 frame = self._store.read_half(half_offset)
-            except (Corrupt, IndexError):
+            except IndexError:
+                return Transaction(half_offset, "GONE")
+            except Corrupt:
                 return Transaction(half_offset, State.QUARANTINED.name)
             found = self._described(half_offset, frame)
             self._tell(found, frame)

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from ingest.settled import Settled
 from store.columns import distinct
-from store.errors import StoreError
+from store.errors import Corrupt, StoreError
 from store.frames import Frame, FrameKind
 from store.reader import LogReader
 from store.records import ENTRY, QUEUE_ID_BITS, OpKind, queue_key_of, queue_offset_of
@@ -196,10 +196,11 @@ class Tail:
         return run.entries(first, stop) if run is not None and first < stop else []
 
     def frame(self, queue_key: int, commit_log_offset: int, size_bytes: int) -> Frame | None:
-        """The frame that an entry points at; None where it cannot be read, or is not a message of this queue."""
+        """The frame that an entry points at; None where its bytes are gone or bad, or are not a message of this queue. Any other
+        StoreError says that it cannot be read now (no descriptor, no memory): later it may be."""
         try:
             frame = self.log.log.read(commit_log_offset, size_bytes)
-        except (StoreError, IndexError, ValueError):
+        except (Corrupt, IndexError, ValueError):
             return None
         fields = frame.fields
         here = frame.kind in _MESSAGES and fields["topic_no"] << QUEUE_ID_BITS | fields["queue_id"] == queue_key

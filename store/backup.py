@@ -101,22 +101,37 @@ class _Copier:
 
     def segments(self, directory: Path, segment_bytes: int, end: int | None) -> None:
         """All segments of a directory, oldest first; bytes from `end` on are not copied."""
-        for path in sorted(directory.iterdir() if directory.is_dir() else []):
-            if path.name.isdecimal() and (end is None or int(path.name) < end):
-                self.file(path, segment_bytes, None if end is None else min(segment_bytes, end - int(path.name)))
+        copied: list[Path] = []
+        paths = [path for path in sorted(directory.iterdir() if directory.is_dir() else []) if path.name.isdecimal()]
+        wanted = [path for path in paths if end is None or int(path.name) < end]
+        for path in wanted:
+            if self.file(path, segment_bytes, None if end is None else min(segment_bytes, end - int(path.name))):
+                copied.append(path)
+            else:  # retention takes from the front: what lies before it is gone, too, and its copies would leave a gap
+                self._forget(copied)
+                copied = []
+        if wanted and not copied:
+            raise StoreUnusable(f"{directory}: retention removed every file while it was copied; make the backup again")
 
-    def file(self, path: Path, size_bytes: int | None, limit: int | None = None, *, whole: bool = False) -> None:
-        """One file, which may be growing, or may be gone by now (retention). `whole`: give the copy its full size and blocks."""
+    def _forget(self, paths: list[Path]) -> None:
+        names = {path.relative_to(self._source).as_posix() for path in paths}
+        for name in names:
+            disk.remove(self._dest / name, "backup")
+        self._files[:] = [file for file in self._files if file[0] not in names]
+
+    def file(self, path: Path, size_bytes: int | None, limit: int | None = None, *, whole: bool = False) -> bool:
+        """One file, which may be growing; False: it is gone by now (retention). `whole`: give the copy its full size and blocks."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return
+            return False
         except OSError as error:
             raise disk.unusable(error, path) from error
         try:
             self._copy(fd, path, size_bytes, limit, whole)
         finally:
             os.close(fd)
+        return True
 
     def _copy(self, fd: int, path: Path, size_bytes: int | None, limit: int | None, whole: bool) -> None:
         name = path.relative_to(self._source).as_posix()

@@ -37,7 +37,16 @@ from store.dictionary import Dictionary
 from store.directory import Geometry, Lock, StoreDirectory
 from store.edge_recovery import CHECKPOINT, recover
 from store.ends import Answer, EndsTable, Verdict, byte_after, judge
-from store.errors import BodyTooLarge, Corrupt, DuplicateKey, FlushFailed, IllegalProperty, InvalidRecord, StoreUnusable
+from store.errors import (
+    BodyTooLarge,
+    Corrupt,
+    DuplicateKey,
+    FlushFailed,
+    IllegalProperty,
+    InvalidRecord,
+    SegmentGone,
+    StoreUnusable,
+)
 from store.frames import Frame, FrameKind, Message, Op
 from store.pending import PendingByGroup
 from store.progress import Progress, no_progress
@@ -130,7 +139,8 @@ class EdgeStore:
         self._checkpoint_lock = threading.Lock()
         self._commit = GroupCommit(self.log.flush, self._mark, self._publish)
         self._routes: dict[tuple[str, str], tuple[int, int, int, bytes]] = {}
-        self.half_end = self.op_end = 0
+        #: Halves before it are gone for whoever asks here. Readers see it, as HALF_BEGIN, once a checkpoint has made it durable.
+        self.half_begin = self.half_end = self.op_end = 0
         self.next_offset: dict[int, int] = {}
         self._unflushed: deque[_Unflushed] = deque()
         self._marks: dict[int, tuple[int, int]] = {}
@@ -358,7 +368,7 @@ class EdgeStore:
             marks: dict[int, int] = {}
             taken: dict[int, int] = {}
             answers, ops = [], []
-            begin = max(self.half_queue.begin, self.page[EdgeSlot.HALF_BEGIN])
+            begin = max(self.half_queue.begin, self.half_begin)
             for end in ends:
                 answer, op = self._judge(end, begin, marks, taken)
                 answers.append(answer)
@@ -477,8 +487,11 @@ class EdgeStore:
         return found
 
     def read_half(self, half_offset: int) -> Frame:
-        """A half as it was stored; Corrupt if it cannot be read."""
+        """A half as it was stored; Corrupt if it cannot be read, SegmentGone if retention has taken it: its place in the queue may
+        stay longer than what lies in the log."""
         offset, size, _ = self.half_queue.entry(half_offset)
+        if size and offset < self.log.file.begin:
+            raise SegmentGone(f"half {half_offset}: the log begins behind it")
         return self.log.read(offset, size)
 
     # --- what waits for the flush ---------------------------------------------------------------------------------------
@@ -576,7 +589,7 @@ class EdgeStore:
                     "log_end": self.log.end,
                     "half_end": self.half_end,
                     "op_end": self.op_end,
-                    "half_begin": self.page[EdgeSlot.HALF_BEGIN],
+                    "half_begin": self.half_begin,
                     "positions": sorted(self.next_offset.items()),
                     "clean": clean,
                 }
@@ -591,6 +604,8 @@ class EdgeStore:
                 self._commit.fail(error)
                 raise
             disk.write_json(self.directory.root / CHECKPOINT, state, CHECKPOINT)
+            # The job removes rows behind it: after a power failure this side must not take ops about them again.
+            self.page[EdgeSlot.HALF_BEGIN] = state["half_begin"]
             self._checkpointed = int(state["log_end"])
 
     def retain(self) -> dict[str, int]:
@@ -603,18 +618,14 @@ class EdgeStore:
         marks_op_cursor = job[JobSlot.MARKS_OP_CURSOR]
         log_low, half_low, op_low = (job[slot] for slot in (JobSlot.LOG_LOW_WATER, JobSlot.HALF_LOW_WATER, JobSlot.OP_LOW_WATER))
         with self._append_lock:
-            # Whatever was said of a half since the job looked (a resume, and an end after it) pins it for one more cycle.
-            first = max(marks_op_cursor, self.op_queue.begin)
-            named = self.op_queue.read(first, self.op_end)["tags_code"]
-            pinned = int(np.min(named[named >= 0], initial=self.half_end))
-            half_low = min(half_low, pinned)
-            if self.half_queue.begin <= pinned < self.half_end:
-                log_low = min(log_low, self.half_queue.entry(pinned)[0])
+            half_low = min(half_low, self._pinned(marks_op_cursor)[0])
             # From here on no op about an earlier half is accepted, so that the job may remove its row.
-            self.page[EdgeSlot.HALF_BEGIN] = max(self.page[EdgeSlot.HALF_BEGIN], half_low)
+            self.half_begin = max(self.half_begin, half_low)
         # The checkpoint remembers what is gone, and recovery reads nothing before it again.
         self.checkpoint()
         with self._append_lock:
+            # Only now: what was resumed during the checkpoint must keep its place in the log.
+            log_low = min(log_low, self._pinned(marks_op_cursor)[1])
             removed = {
                 "commitlog": self.log.file.remove_before(min(log_low, self._checkpointed)),
                 "half": self.half_queue.remove_before(half_low),
@@ -623,6 +634,14 @@ class EdgeStore:
             }
             self.page[EdgeSlot.LOG_BEGIN], self.page[EdgeSlot.OP_BEGIN] = self.log.file.begin, self.op_queue.begin
         return removed
+
+    def _pinned(self, marks_op_cursor: int) -> tuple[int, int]:
+        """The first half, and its place in the log, of which something was said since the job looked (a resume, and an end after
+        it): it stays for one more cycle. Under the append lock."""
+        named = self.op_queue.read(max(marks_op_cursor, self.op_queue.begin), self.op_end)["tags_code"]
+        half_offset = int(np.min(named[named >= 0], initial=self.half_end))
+        there = self.half_queue.begin <= half_offset < self.half_end
+        return half_offset, self.half_queue.entry(half_offset)[0] if there else self.log.end
 
     def close(self) -> None:
         """Flush, note a clean exit, let go of the lock."""

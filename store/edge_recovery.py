@@ -59,7 +59,7 @@ def recover(edge: EdgeStore, progress: Progress) -> EdgeRecovery:
     start, published = int(state["log_end"]), edge.page[EdgeSlot.LOG_END]
     edge.half_end, edge.op_end = int(state["half_end"]), int(state["op_end"])
     edge.next_offset = {int(key): int(value) for key, value in state["positions"]}
-    edge.page[EdgeSlot.HALF_BEGIN] = max(edge.page[EdgeSlot.HALF_BEGIN], int(state.get("half_begin", 0)), edge.half_queue.begin)
+    edge.half_begin = max(edge.page[EdgeSlot.HALF_BEGIN], int(state.get("half_begin", 0)), edge.half_queue.begin)
     edge.log.end = start
     recovery.clean = bool(state["clean"])
     if max(start, published) > edge.log.file.end:
@@ -240,7 +240,7 @@ class _Replay:
     def _skip_halves(self, following: int) -> None:
         self._put_halves()
         if not self._edge.half_queue.file.starts():
-            self._edge.page[EdgeSlot.HALF_BEGIN] = max(self._edge.page[EdgeSlot.HALF_BEGIN], following)
+            self._edge.half_begin = max(self._edge.half_begin, following)
         self._edge.half_queue.reach(following)
         self._edge.half_end = self._half_first = following
 

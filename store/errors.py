@@ -7,7 +7,8 @@ StoreError
 ├── StoreLocked          another process writes this side of the store
 ├── ForeignFile          a file that is not ours lies where only ours belong
 ├── StoreUnusable        the operating system refused (read-only, permissions, disk full, I/O error)
-│   └── FlushFailed      a flush failed: nothing may be acknowledged until the store is reopened
+│   ├── FlushFailed      a flush failed: nothing may be acknowledged until the store is reopened
+│   └── SegmentGone      the file is not there, or not any more (retention); an IndexError too
 ├── Corrupt              bytes that fail their check; names file, offset and reason
 ├── CursorBeyondLog      the settlement has read further than the log reaches: an older log was restored
 ├── BatchBeyondCursor    a batch begins beyond the cursor: records between them would be lost
@@ -55,6 +56,10 @@ class StoreUnusable(StoreError):
 
 class FlushFailed(StoreUnusable):
     """A flush failed; what was not yet acknowledged is in doubt until the store is reopened."""
+
+
+class SegmentGone(StoreUnusable, IndexError):
+    """No file holds this place: retention took it, or it was never made."""
 
 
 class Corrupt(StoreError):

@@ -137,17 +137,22 @@ class History:
     def _chunk(self, low: int, high: int, ended: Array, wanted: Wanted) -> Chunk | None:
         entries, heads, good = self._log.checked_halves(low, high)
         words, ended = self._words(low, high), ended.copy()
+        known, begin = state_of(words), self._log.log.file.begin
+        gone = ~good & (entries["size_bytes"] > 0) & (entries["commit_log_offset"] < begin)
+        # Retention has taken the half out of the log, its op perhaps too: its row stays longer.
+        ended["state"] = np.where(gone & (ended["state"] == 0), known, ended["state"])
+        lost = gone & (ended["state"] == 0)
         ended["state"][ended["state"] == 0] = State.PREPARED
-        ended["state"][~good | (state_of(words) == State.QUARANTINED)] = State.QUARANTINED
+        ended["state"][(~good & ~gone) | (known == State.QUARANTINED)] = State.QUARANTINED
         heads[~good] = np.zeros(1, heads.dtype)
-        chosen = np.flatnonzero(self._fits(heads, good, ended, wanted))
+        chosen = np.flatnonzero(self._fits(heads, good, ended, wanted) & ~lost)
         if not len(chosen):
             return None
         keys, tags = self._texts(entries[chosen], heads[chosen], good[chosen])
         return Chunk(chosen + low, good[chosen], heads[chosen], ended[chosen], check_count_of(words[chosen]), keys, tags)
 
     def _fits(self, heads: Array, good: Mask, ended: Array, wanted: Wanted) -> Mask:
-        """A corrupt half has neither time nor names: it fits where none is asked for."""
+        """A corrupt half, and one that is gone from the log, has neither time nor names: it fits where none is asked for."""
         fits = np.ones(len(heads), np.bool_)
         if wanted.since_ms:
             fits &= good & (heads["stored_at_ms"] >= wanted.since_ms)

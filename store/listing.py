@@ -232,6 +232,8 @@ class Listing:
             del self._pieces[0]
         if not self._pieces:
             return
+        if self._pieces[0].half_offset[0] < begin:  # the files that tell of its first rows may be gone
+            self._pieces[0] = self._pieces[0].keep(self._pieces[0].half_offset >= begin)
         at = self._tidied = self._tidied % len(self._pieces)
         piece = self._pieces[at]
         kept = self._in_doubt(piece)
@@ -457,10 +459,10 @@ class Listing:
         return found
 
     def _add(self, columns: Columns, begin: int, found: Summary) -> None:
-        marks = self._ends_of(columns.half_offset)
-        there = columns.half_offset >= begin
-        found.discarded += int(np.count_nonzero(_among(marks, DISCARDED) & there))
-        at = np.flatnonzero((marks == 0) & there & (columns.group_no < len(found.pending)))
+        first = int(np.searchsorted(columns.half_offset, begin))  # of what lies before it the files may be gone
+        marks = self._ends_of(columns.half_offset[first:])
+        found.discarded += int(np.count_nonzero(_among(marks, DISCARDED)))
+        at = first + np.flatnonzero((marks == 0) & (columns.group_no[first:] < len(found.pending)))
         if not len(at):
             return
         words = self._words(columns.half_offset[at])

@@ -129,7 +129,7 @@ class PendingByGroup:
         fresh: list[int] = []
         with self._lock:  # 1
             self.stale = False
-            self._scanned = max(self._store.half_queue.begin, self._store.page[EdgeSlot.HALF_BEGIN])
+            self._scanned = max(self._store.half_queue.begin, self._store.half_begin)
             self._stop = self._store.half_end
             self._fresh = fresh
         while self._scanned < self._stop and not self._stopping:  # 2

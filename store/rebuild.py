@@ -1,17 +1,22 @@
 """Rebuild: state table and queues anew from the redo log and the commit log, as one command.
 
-The work is `JobStore(rebuild=True)`; this module holds both locks around it, so that nobody writes meanwhile, and says what came of
-it.
+The work is `JobStore(rebuild=True)`. Before it the edge's side is opened, which takes its lock, so that nobody writes meanwhile,
+and recovers: after a power failure the op queue has zeros where its entries were not flushed; a rebuild would take them for holes.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
-from store.directory import Lock, StoreDirectory
+from store.directory import StoreDirectory
+from store.edge import EdgeStore
 from store.errors import NotAStore
 from store.job import JobStore
 from store.progress import Progress, no_progress
+
+#: The edge's own setting is not known here: no dedup key may be taken for an old one and go.
+_DEDUP_WINDOW_S: Final = 1 << 31
 
 
 def rebuild(path: Path, progress: Progress = no_progress) -> dict[str, object]:
@@ -22,7 +27,8 @@ def rebuild(path: Path, progress: Progress = no_progress) -> dict[str, object]:
             f"{path}: the edge has never been opened here, so nothing was ever stored and there is nothing to rebuild; "
             "in a store that was copied by hand, open the edge once first: it writes edge.published anew"
         )
-    with Lock(path / "edge.lock", "the edge of this store"), JobStore(path, rebuild=True, progress=progress) as job:
+    edge = EdgeStore(path, dedup_window_s=_DEDUP_WINDOW_S, progress=progress)
+    with edge, JobStore(path, rebuild=True, progress=progress) as job:
         marker = job.marker
         return {
             "generation": job.generation,

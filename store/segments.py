@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from store import disk
-from store.errors import Corrupt, ForeignFile, StoreUnusable
+from store.errors import Corrupt, ForeignFile, SegmentGone, StoreUnusable
 
 NAME_DIGITS = 20
 
@@ -43,7 +43,11 @@ class Segment:
         if actual != size_bytes:
             self.close()
             raise Corrupt(path, actual, f"the file has {actual} bytes, a segment here has {size_bytes}")
-        self.buffer: mmap.mmap = disk.map_file(self.fd, size_bytes, map_writable, path)
+        try:
+            self.buffer: mmap.mmap = disk.map_file(self.fd, size_bytes, map_writable, path)
+        except StoreUnusable:  # whoever asks again must not use up the descriptors
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the descriptor. The mapping goes when its last view does: views may be in a reader's hands."""
@@ -75,14 +79,21 @@ class SegmentedFile:
 
     def refresh(self) -> None:
         """Look at the directory again: which segments are there?"""
-        starts = sorted(self._start_of(name) for name in _names(self.directory))
-        for start, following in pairwise(starts):
-            if following != start + self.segment_bytes:
-                missing = segment_name(start + self.segment_bytes)
-                raise Corrupt(self.directory / missing, 0, "segment missing between its neighbours")
+        starts, missing = self._list()
+        if missing is not None:
+            # A long directory is listed in several calls: files that are removed between them look like a gap once, not twice.
+            starts, missing = self._list()
+        if missing is not None:
+            raise Corrupt(self.directory / segment_name(missing), 0, "segment missing between its neighbours")
         for start in set(self._segments) - set(starts):
             self._segments.pop(start).close()
         self._starts = starts
+
+    def _list(self) -> tuple[list[int], int | None]:
+        """(starts of the segments, the first that is missing between two of them)."""
+        starts = sorted(self._start_of(name) for name in _names(self.directory))
+        gaps = (start + self.segment_bytes for start, following in pairwise(starts) if following != start + self.segment_bytes)
+        return starts, next(gaps, None)
 
     def _start_of(self, name: str) -> int:
         if len(name) != NAME_DIGITS or not (name.isascii() and name.isdecimal()) or int(name) % self.segment_bytes:
@@ -113,15 +124,24 @@ class SegmentedFile:
         if start not in self._starts:
             if not path.exists():
                 if not create:
-                    raise IndexError(f"{path} does not exist")
+                    raise SegmentGone(f"{path} does not exist")
                 self._create(path, start)
             elif self.writable:
                 # Made before, but its directory could not be flushed then (a full disk): it is not ours until that is done.
                 disk.flush_directory(self.directory, self.point)
             self.refresh()
-        segment = Segment(path, start, self.segment_bytes, self.writable, self.writable and self.mapped_writes)
-        self._segments[start] = segment
+        segment = self._segments[start] = self._open(path, start)
         return segment
+
+    def _open(self, path: Path, start: int) -> Segment:
+        try:
+            return Segment(path, start, self.segment_bytes, self.writable, self.writable and self.mapped_writes)
+        except StoreUnusable as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            if not self.writable:  # the writer's own thread is just removing it
+                self.refresh()
+            raise SegmentGone(f"{path} does not exist any more") from error
 
     def _create(self, path: Path, start: int) -> None:
         if self._starts and start != self.end:

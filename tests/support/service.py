@@ -231,7 +231,7 @@ class Service:
         """The producer group of a half; nobody's where it cannot be read."""
         try:
             return self.edge.read_half(half_offset).properties["PGROUP"]
-        except Corrupt:
+        except (Corrupt, IndexError):
             return ""
 
     def row(self, half_offset: int) -> Any:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import os
 from datetime import UTC, datetime
 
 import pytest
@@ -11,7 +14,7 @@ from ingest import consumption
 from ingest.deliveries import Receipt
 from ingest.errors import Closing, InvalidRequest, Standby
 from store import disk
-from store.errors import IllegalName
+from store.errors import IllegalName, StoreUnusable
 from store.verify import verify
 from tests.support.edge_world import T0_MS, world
 
@@ -710,6 +713,92 @@ def test_a_full_disk_refuses_a_hand_out_and_counts_nothing(tmp_path):
         finally:
             disk.arm(None)
         assert [m.attempt for m in await w.pull()] == [1]
+
+    play(tmp_path, story)
+
+
+# --- messages that cannot be read for a while -----------------------------------------------------------------------------------
+@contextlib.contextmanager
+def no_descriptors_left():
+    """No segment of the log can be opened."""
+
+    def refused(path, *args, **rest):
+        if "commitlog" in str(path):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return really(path, *args, **rest)
+
+    really = os.open
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", refused)
+        yield
+
+
+async def settled_and_restarted(w, *bodies):
+    """Messages in files that the edge has not mapped."""
+    await w.send(*bodies)
+    w.settle()
+    await w.restart_edge()
+
+
+def unmap(w):
+    w.edge.consumption._tail.log.log.file.close()
+
+
+def test_a_new_message_that_cannot_be_read_now_is_handed_out_later(tmp_path):
+    async def story(w):
+        await settled_and_restarted(w, b"1", b"2")
+        for _ in range(2):
+            with no_descriptors_left(), pytest.raises(StoreUnusable, match="commitlog"):
+                await w.pull()
+        assert await w.pull_bodies() == [b"1", b"2"]
+        assert w.edge.consumption.figures()["unreadable"] == 0
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_message_that_came_back_and_cannot_be_read_now_is_handed_out_later(tmp_path, restart):
+    async def story(w):
+        await w.send(b"1", b"2", key="k")
+        w.settle()
+        await w.pull(visibility_s=10)
+        w.now_ms += 10_000
+        if restart:
+            await w.restart_edge()
+        unmap(w)
+        with no_descriptors_left(), pytest.raises(StoreUnusable, match="commitlog"):
+            await w.pull()
+        assert [(m.body, m.attempt) for m in await w.pull()] == [(b"1", 2), (b"2", 2)]
+
+    play(tmp_path, story)
+
+
+def test_what_a_poll_has_in_hand_goes_out_though_the_next_message_cannot_be_read(tmp_path):
+    async def story(w):
+        large = [bytes([number]) * 60_000 for number in range(24)]
+        for body in large:
+            await w.send(body)
+        w.settle()
+        await w.restart_edge()
+        await w.pull("another", count=1)  # maps the first segment
+        with no_descriptors_left():
+            first = await w.pull_bodies()
+        assert 0 < len(first) < len(large)
+        assert first + await w.pull_bodies() == large
+
+    play(tmp_path, story)
+
+
+def test_a_condemned_message_that_cannot_be_read_now_stays_in_hand(tmp_path):
+    async def story(w):
+        await w.send(b"m")
+        w.settle()
+        (got,) = await w.pull(visibility_s=10)
+        unmap(w)
+        with no_descriptors_left(), pytest.raises(StoreUnusable, match="commitlog"):
+            await w.edge.consumption.condemn("t", "c", got.receipt)
+        assert await w.edge.consumption.condemn("t", "c", got.receipt)
+        assert len((await w.edge.consumption.dead_letters("c"))[0]) == 1
 
     play(tmp_path, story)
 

@@ -10,7 +10,7 @@ import pytest
 from ingest.core import EndRequest
 from ingest.errors import Closing, EdgeFailed, InvalidRequest, Overloaded, Standby, TransactionsRejected
 from store import disk
-from store.errors import BodyTooLarge, DuplicateKey, IllegalName, StoreUnusable
+from store.errors import BodyTooLarge, DuplicateKey, IllegalName, SegmentGone, StoreUnusable
 from store.published import EdgeSlot
 from store.reader import LogReader
 from store.records import OpKind, State
@@ -334,6 +334,19 @@ def test_properties_count_as_waiting(tmp_path):
         gate.open()
         await heavy
         assert w.edge.counts()["queued_bytes"] == 0
+
+    play(tmp_path, story)
+
+
+def test_a_file_that_retention_took_does_not_end_the_edge(tmp_path):
+    async def story(w):
+        await w.half()
+        log = LogReader(w.edge.store.directory)
+        with pytest.raises(SegmentGone, match="does not exist"):
+            await w.edge._committer.call(lambda: log.op_queue.entry(1 << 30))
+        log.close()
+        await w.half()
+        assert not w.edge.failed.done()
 
     play(tmp_path, story)
 

@@ -217,3 +217,18 @@ def test_a_job_that_begins_further_back_is_followed(service):
     look(tail)
     assert tail.held_ops == 7
     assert bodies(tail) == [b"%d" % n for n in range(10)]
+
+
+def test_a_message_whose_file_retention_took_since_is_passed_over_for_good(service):
+    """Unlike one that cannot be read just now, for which `frame` raises."""
+    send(service, *[b"x" * 1000] * 40)
+    send(service, *[b"x" * 1000] * 40)
+    service.settle()
+    tail = known_boot(service)
+    look(tail)
+    old = tail.entries(0, 0, 1)[0]
+    service.sleep(2 * 86_400)
+    send(service, *[b"x" * 1000] * 40)
+    service.settle()
+    assert sum(service.retain(86_400)["commitlog"] for _ in range(2)) > 0
+    assert tail.frame(0, *old[:2]) is None

@@ -71,6 +71,32 @@ def test_a_store_after_retention_can_be_copied_and_restored(service, tmp_path):
         assert restored.bodies()[-5:] == service.bodies()[-5:]
 
 
+@pytest.mark.parametrize("directory", ["commitlog", "transaction/redolog"])
+def test_files_that_retention_takes_during_the_copy_leave_no_gap(service, tmp_path, directory):
+    for _ in range(6):
+        busy(service)
+    service.roll_back(*[half for half in range(service.edge.half_end) if service.state(half) == State.PREPARED])
+    service.settle()
+    service.retain(DAY)
+    service.sleep(4 * DAY)
+    busy(service)
+    taken: list[dict[str, int]] = []
+
+    def progress(done, total, what):
+        """The first file is copied: retention takes it and the next ones."""
+        if f"copying {directory}" in what and not taken:
+            taken.extend(service.retain(DAY) for _ in range(2))
+
+    done = backup(service.root, tmp_path / "backup", progress)
+    removed = {"commitlog": "commitlog", "transaction/redolog": "redo"}[directory]
+    assert sum(each[removed] for each in taken) > 1
+    assert done["files"] == len(segment_files(tmp_path / "backup")) - 1
+    restore(tmp_path / "backup", tmp_path / "restored")
+    with Service(tmp_path / "restored") as restored:
+        assert (restored.edge.next_offset, restored.edge.half_end) == (service.edge.next_offset, service.edge.half_end)
+        assert (restored.pending, restored.bodies()) == (service.pending, service.bodies())
+
+
 def test_a_copy_leaves_the_store_as_it_was_and_needs_an_empty_place(service, tmp_path):
     busy(service)
     before = segment_files(service.root)

@@ -12,6 +12,7 @@ from store import disk, ends
 from store.directory import Geometry
 from store.edge import EdgeStore, End
 from store.ends import Verdict
+from store.errors import StoreUnusable
 from store.frames import Message
 from store.job import JobStore
 from store.published import EdgeSlot, JobSlot
@@ -199,6 +200,30 @@ def test_a_resume_that_came_after_the_job_looked_keeps_its_half(service):
     assert b"resumed" in service.bodies()
 
 
+def test_a_resume_during_the_checkpoint_of_a_retention_keeps_its_message(service, monkeypatch):
+    """Its state file is not full: its row stays when its time is over, its segment of the log does not."""
+    (half,) = service.send(b"resumed")
+    service.operate(half, OpKind.DISCARD_MAX)
+    for _ in range(4):
+        service.roll_back(*service.send(*[b"x" * 5000] * 10))
+    service.settle()
+    service.sleep(2 * DAY)
+    service.commit(*service.send(b"new"))
+    service.settle()
+    service.job.retain(service.now_ms, DAY * 1000)
+    write = service.edge.write_checkpoint
+
+    def resumed_meanwhile(**how):
+        assert service.operate(half, OpKind.RESUME)[0].verdict is Verdict.ACCEPTED
+        write(**how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.edge, "write_checkpoint", resumed_meanwhile)
+        assert service.edge.retain()["commitlog"] == 0
+    service.settle()
+    assert (service.state(half), service.edge.read_half(half).body) == (State.PREPARED, b"resumed")
+
+
 def test_after_everything_was_idle_for_long_new_messages_stay(service):
     """The marks never go back: they must not run ahead of the log."""
     traffic(service, 4)
@@ -369,6 +394,26 @@ def test_a_crash_inside_the_edges_deletion_is_simply_gone_on_with(service, point
     retain(service)
     traffic(service, 2)
     assert service.pending == 1
+
+
+def test_the_job_sees_no_begin_that_a_power_failure_could_take_back(service):
+    """It would remove rows about which the edge takes ops again."""
+    (half, *_) = traffic(service, 10)
+    service.sleep(2 * DAY)
+    traffic(service, 5)
+    service.job.retain(service.now_ms, DAY * 1000)
+    disk.arm("edge.checkpoint.replace", "ENOSPC", disk.EVERY_PASS)
+    with pytest.raises(StoreUnusable):
+        service.edge.retain()
+    assert service.edge.page[EdgeSlot.HALF_BEGIN] == 0
+    assert service.job.retain(service.now_ms, DAY * 1000)["state"] == 0
+    assert service.commit(half)[0].reason == "gone"
+    disk.arm(None)
+    service.edge.retain()
+    assert service.edge.page[EdgeSlot.HALF_BEGIN] > half
+    assert service.job.retain(service.now_ms, DAY * 1000)["state"] > 0
+    service.restart(clean=False)
+    assert service.commit(half)[0].reason == "gone"
 
 
 def test_a_half_that_went_bad_after_it_was_settled_does_not_pin_the_disk_for_ever(service):

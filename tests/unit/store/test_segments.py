@@ -7,7 +7,7 @@ import os
 import pytest
 
 from store import disk
-from store.errors import Corrupt, FlushFailed, ForeignFile, StoreUnusable
+from store.errors import Corrupt, FlushFailed, ForeignFile, SegmentGone, StoreUnusable
 from store.segments import SegmentedFile, segment_name
 
 
@@ -55,6 +55,39 @@ def test_a_reader_finds_segments_that_were_made_later(file):
     assert bytes(reader.view(64, 1)) == b"y"
     with pytest.raises(IndexError, match="does not exist"):
         reader.view(128, 1)
+
+
+def test_a_segment_that_went_after_the_reader_looked_is_gone_like_one_that_it_never_saw(file):
+    file.write(0, bytes(200))
+    reader = SegmentedFile(file.directory, 64, "test")
+    file.remove_before(128)
+    for start in (0, 64, 0):
+        with pytest.raises(SegmentGone, match="does not exist"):
+            reader.view(start, 1)
+    assert (reader.begin, bytes(reader.view(128, 1))) == (128, b"\0")
+    with pytest.raises(IndexError):
+        file.view(0, 1)
+
+
+def test_a_listing_during_which_retention_removed_files_is_no_gap(file, monkeypatch):
+    """The system lists a long directory in several calls, in any order."""
+    file.write(0, bytes(300))
+    reader = SegmentedFile(file.directory, 64, "test")
+    really = os.listdir
+    seen = [segment_name(start) for start in (0, 192, 256)]
+
+    def listed(directory):
+        if not seen:
+            return really(directory)
+        found = list(seen)
+        seen.clear()
+        file.remove_before(192)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", listed)
+        reader.refresh()
+    assert reader.starts() == [192, 256]
 
 
 def test_a_reader_of_a_missing_directory_sees_nothing(tmp_path):

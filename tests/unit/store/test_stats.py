@@ -16,6 +16,7 @@ from store.rebuild import rebuild
 from store.stats import stats
 from store.verify import verify
 from tests.support.sample_store import GEOMETRY, T0_MS, build_sample
+from tests.support.service import Service
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +97,38 @@ def test_rebuild(tmp_path: Path) -> None:
     again = stats(root)
     for name in ("states", "totals", "topics", "queues", "halves"):
         assert again[name] == before[name]
+
+
+def test_rebuild_after_a_power_failure(service: Service) -> None:
+    """The log was flushed and the redo log, the op queue was not: what the edge would repair, a rebuild must not take for holes."""
+    sent = [Message("orders", "paid", body) for body in (b"1", b"2", b"3")]
+    service.edge.wait(service.edge.append_messages(sent, service.now_ms).ticket)
+    service.commit(*service.send(b"4"))
+    service.settle()
+    service.crash()
+    for path in service.edge.directory.op_queue().iterdir():
+        path.write_bytes(bytes(path.stat().st_size))
+    rebuild(service.root)
+    service.open()
+    assert service.bodies() == [b"1", b"2", b"3", b"4"]
+    assert verify(service.root).problems == []
+
+
+def test_rebuild_forgets_no_dedup_key(tmp_path: Path) -> None:
+    """Whatever window the edge is set to."""
+    window = {"dedup_window_s": 48 * 3600}
+    with Service(tmp_path / "store", edge_options=window) as service:
+        (first,) = service.send(b"1", dedup_key="a")
+        service.sleep(40 * 3600)
+        service.send(b"2", dedup_key="b")
+        service.restart(clean=True)
+        service.settle()
+        service.sleep(3600)
+        service.send(b"3", dedup_key="c")
+        service.crash()
+        rebuild(service.root)
+        service.open()
+        assert service.send(b"1", dedup_key="a") == [first]
 
 
 def test_rebuild_refuses_beside_a_writer(tmp_path: Path) -> None:
