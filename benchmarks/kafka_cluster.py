@@ -115,10 +115,11 @@ def drive(root: Path, bootstrap: str, spark_url: str, body_bytes: int, messages:
     flags = [f"sparkMaster={spark_url}", "sparkExecutorMemory=512MiB", "sparkDriverMemory=512MiB"]
     settings = settings_for(root, bootstrap, body_bytes, *flags)
     topics = make_topics(settings)
-    spark: Any = start_spark(settings, make_run_directory(settings))
+    run = make_run_directory(settings)
+    spark: Any = start_spark(settings, run)
     try:
         with job(settings) as service, _fresh_process() as other:
-            service.start(spark, make_run_directory(settings) / "checkpoint")
+            service.start(spark, run / "checkpoint")
             other.submit(fill_halves, bootstrap, topics, range(WARM_UP), body_bytes).result()
             await_commits(service, WARM_UP)
             before, watch = service.executors.copy(), Watch(spark)
