@@ -164,9 +164,8 @@ def _measure(root: Path, cluster: Cluster, messages: int, rounds: int) -> dict[s
     for topic in ("bench.in", REAL):
         cluster.create_topic(topic, PARTITIONS)
     fill(cluster.bootstrap, "bench.in", range(messages), [TRACE], BODY_BYTES)
-    settings = settings_for(
-        root, cluster.bootstrap, "-spark"
-    )  # a data directory of its own: each start of a job empties its scratch
+    # A data directory of its own: each start of a job empties its scratch.
+    settings = settings_for(root, cluster.bootstrap, "-spark")
     fill_halves(cluster.bootstrap, make_topics(settings), range(messages), BODY_BYTES)
     spark: Any = start_spark(settings, make_run_directory(settings))
     rates: dict[str, list[float]] = {"copy": [], "tuned": [], "release": []}

@@ -20,6 +20,11 @@ def distinct(values: npt.NDArray[Any]) -> list[int]:
     return (np.flatnonzero(np.bincount(values - low)) + low).tolist()
 
 
+def how_many_fit(sizes: npt.NDArray[Any], most: int) -> int:
+    """How many from the front have at most `most` together; one at least, however large it is."""
+    return max(1, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), most, "right")))
+
+
 def last_of_each(numbers: Ints) -> Ints:
     """Where each number stands last. numpy promises no order when an index repeats, so repeats are taken out first."""
     if len(numbers) < 2 or bool((np.diff(numbers) > 0).all()):

@@ -38,6 +38,7 @@ from checker.policy import Policy
 from escrow.metrics import JobMetrics, KafkaMetrics
 from escrow.settings import Settings
 from sinks.kafka import clients, contract, redo, release
+from store.columns import how_many_fit
 from store.errors import CursorBeyondLog
 from store.records import HALF, OP, OpKind
 from store.shard import ShardStore, Undeliverable
@@ -443,8 +444,7 @@ def next_tries(undeliverable: Mapping[int, Undeliverable], table: StateTable) ->
     """Half offsets of the messages to try again in one transaction. Who was tried least comes first: everybody has a turn."""
     order = sorted(undeliverable, key=lambda half_offset: (undeliverable[half_offset].attempts, half_offset))
     half_offsets = np.array(order[:RETRY_MESSAGES_MAX], np.int64)
-    sizes = np.cumsum(table.get(half_offsets)["size_bytes"], dtype=np.int64)
-    return np.sort(half_offsets[: max(1, int(np.searchsorted(sizes, RELEASE_BYTES_MAX, "right")))])
+    return np.sort(half_offsets[: how_many_fit(table.get(half_offsets)["size_bytes"], RELEASE_BYTES_MAX)])
 
 
 def pieces_of(feed: Feed, table: StateTable) -> Iterator[Feed]:

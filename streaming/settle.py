@@ -25,6 +25,7 @@ import numpy.typing as npt
 from checker.decisions import Decision, Tick, check_words, count_outstanding, decide
 from checker.matcher import Effect, Matched, match, mentioned_halves
 from checker.policy import Policy
+from store.columns import how_many_fit
 from store.errors import BatchBeyondCursor
 from store.job import Batch
 from store.reader import LogReader
@@ -188,8 +189,7 @@ class Settler:
             return stop
         rows = self.job.table.rows_of(file_no)[start:stop]
         pending = state_of(rows["word"]) == int(State.PREPARED)
-        sizes = np.where(pending, rows["size_bytes"], 0).cumsum(dtype=np.int64)
-        return min(stop, start + max(1, int(np.searchsorted(sizes, self._part_bytes_max, "right"))))
+        return min(stop, start + how_many_fit(np.where(pending, rows["size_bytes"], 0), self._part_bytes_max))
 
     def _round_part(self, rows: Array, first: int, tick: Tick, live: Bools, outstanding: Ints) -> tuple[dict[Decision, int], Ints]:
         decided = decide(rows, self.policy, live, tick, outstanding)
