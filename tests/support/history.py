@@ -274,12 +274,15 @@ class History:
         if half is not None:
             assert half.state != State.PREPARED, f"half {offset} is pending and was removed by retention"
             assert self.may_be_gone(half.changed_ms), (
-                f"half {offset} of {half.changed_ms - T0_MS} was removed too early, at {self.now_ms - T0_MS}"
+                f"half {offset} of {half.changed_ms - T0_MS} was removed too early, at {self._latest_ms() - T0_MS}"
             )
 
     def may_be_gone(self, changed_ms: int) -> bool:
         """Has it come to a time at which retention takes what changed then?"""
-        return changed_ms < max(self.now_ms, self.job_clock.told_ms() if self.job_clock else 0) - RETENTION_MS
+        return changed_ms < self._latest_ms() - RETENTION_MS
+
+    def _latest_ms(self) -> int:
+        return max(self.now_ms, self.job_clock.told_ms() if self.job_clock else 0)
 
     def next_ms(self, rng: Random) -> int:
         """No two actions at the same time: the ops in the log then tell which action they are of."""

@@ -25,7 +25,7 @@ from kafka import KafkaProducer
 from escrow.processes import kill_session, session_members
 from tests.support.kafka import SASL_PASSWORD, SASL_USER, Cluster, connector_dir
 
-DEADLINE_S = 300.0
+DEADLINE_S = 180.0
 _NUMBERS = itertools.count(1)
 Place = tuple[int, int]
 
