@@ -36,7 +36,7 @@ _HEAD_OK: Final = {wire.JSON: (b"content-type", b"application/json"), wire.MSGPA
 class Whole(Protocol):
     """A body that is all there, and an answer in one piece: what our own server offers beyond ASGI (ingest/door.py)."""
 
-    def body(self) -> bytes | None: ...
+    def take(self) -> bytes | None: ...
     def answer(self, status: int, headers: Headers, content: bytes) -> bool: ...
 
 
@@ -63,6 +63,8 @@ class Route:
     console: bool = False
     #: Not for other programs: left out of /openapi.json.
     hidden: bool = False
+    #: Of our own edge it waits for plain futures only.
+    straight: bool = False
     operation: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +101,8 @@ class App:
         self._named: list[tuple[tuple[str, ...], dict[str, Route]]] = []
         for route in routes:
             self._add(route)
+        #: What goes straight (straight.py): handlers that wait for nothing but the committer. Other kinds of edges do.
+        self.straight = frozenset(route.path.encode() for route in routes if route.straight and type(edge) is Edge)
 
     def _add(self, route: Route) -> None:
         if "{" not in route.path:
@@ -255,7 +259,7 @@ class Exchange:
         assert self.route is not None
         self._share = self._app.receiving[self.route.share]
         self._check_size(_length(self.headers.get(b"content-length")))
-        if self._whole is not None and (whole := self._whole.body()) is not None:
+        if self._whole is not None and (whole := self._whole.take()) is not None:
             self._hold(len(whole))
             return whole
         message = await self._receive_soon()

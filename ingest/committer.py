@@ -8,9 +8,10 @@ Callers hand their work in, in the event loop, and await a future. A cycle takes
     5  all futures of the cycle at once
 While a cycle flushes, the next one gathers. Ends come first and are never refused while halves are accepted.
 
-The event loop never waits for the disk: steps 2 and 4 are done by a thread. Steps 1 and 3 are, too, when the cycle is large or
-needs new files or names. A small cycle that needs none only writes a few pages into the system's cache. That is done in the event
-loop: to hand it to a thread costs more than to do it.
+The event loop never waits for the disk: a thread does steps 2 and 4, and steps 1 and 3, too, when the cycle is large or needs new
+files or names. A small cycle that needs none only writes a few pages into the system's cache. That is done in the event loop, and
+its flush by the kernel alone (store.disk.Flusher): to hand it to a thread costs more than to do it, because loop and thread fight
+for the interpreter's lock.
 
 A batch of several callers is refused as a whole when one of their messages breaks a rule; each caller's are then tried alone,
 so that only he hears of it.
@@ -23,11 +24,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Final
 
 from ingest.errors import Closing, EdgeFailed, Overloaded
+from store.disk import make_flusher
 from store.edge import EdgeStore, End
 from store.ends import Answer
 from store.errors import FlushFailed, InvalidRecord, StoreError
@@ -113,13 +116,16 @@ class Committer:
         self._ends_waiting = self.queued_bytes = 0
         self._closing = self._busy = False
         self.counters = Counters()
-        #: Told how long each flush took, in the thread.
+        #: Told how long each flush took, in the thread or in the loop.
         self.observe_flush: Callable[[float], None] | None = None
         #: Set when the store has failed for good: the process must be started again.
         self.failed: asyncio.Future[str] = self._loop.create_future()
         self._batch_bytes = min(BATCH_BYTES, store.directory.geometry.commit_log_segment_bytes // 4)
         self._ended = asyncio.Event()
         self._cycles: SimpleQueue[_Cycle | None] = SimpleQueue()
+        self._flusher = make_flusher()
+        if self._flusher is not None:
+            self._loop.add_reader(self._flusher.fileno, self._flusher.collect)
         self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
         self._thread.start()
 
@@ -183,6 +189,8 @@ class Committer:
         if not self._busy:
             self._ended.set()
         await self._ended.wait()
+        if self._flusher is not None:
+            self._loop.remove_reader(self._flusher.fileno)
         self._cycles.put(None)
         await self._loop.run_in_executor(None, self._thread.join)
 
@@ -191,7 +199,26 @@ class Committer:
         cycle = _Cycle(self._now_ms())
         if self._is_small(cycle.now_ms):
             self._append(cycle)
+            if self._begin_flush(cycle):
+                return
         self._cycles.put(cycle)
+
+    def _begin_flush(self, cycle: _Cycle) -> bool:
+        """The flush without the thread; False where it cannot be had."""
+        if self._flusher is None or cycle.ticket < 0:
+            return False
+        try:
+            return self._store.begin_wait(self._flusher, partial(self._flushed, cycle, perf_counter()))
+        except StoreError as error:
+            self._lose(cycle, error)
+            return False  # the thread has nothing to wait for, and ends the cycle
+
+    def _flushed(self, cycle: _Cycle, began_s: float, failure: StoreError | None) -> None:
+        if failure is not None:
+            self._lose(cycle, failure)
+        elif self.observe_flush is not None:
+            self.observe_flush(perf_counter() - began_s)
+        self._finish(cycle)
 
     def _is_small(self, now_ms: int) -> bool:
         if self._calls or self._ends_waiting > SMALL_ENDS or self.queued_bytes > SMALL_BYTES:
@@ -354,9 +381,14 @@ class Committer:
             if self.observe_flush is not None:
                 self.observe_flush(perf_counter() - began_s)
         except StoreError as error:
-            self._give_up(error)
-            failure = EdgeFailed(f"nothing is known of what was sent just now: {error}")
-            cycle.done = [(future, None, failed or failure) for future, _, failed in cycle.done]
+            self._lose(cycle, error)
+
+    def _lose(self, cycle: _Cycle, error: StoreError) -> None:
+        """The flush failed: nobody knows what is durable."""
+        self._give_up(error)
+        failure = EdgeFailed(f"nothing is known of what was sent just now: {error}")
+        cycle.done = [(future, None, failed or failure) for future, _, failed in cycle.done]
+        cycle.ticket = -1
 
     def _failed(self, works: list[_Work], cycle: _Cycle, error: Exception) -> None:
         """A refusal for lack of room is the caller's to repeat. A failed flush, or an error that nobody foresaw, ends the edge:

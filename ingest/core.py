@@ -9,7 +9,7 @@
     done = await edge.act(Action("rollback", "ada", "ticket 7", ids=[id]))      # as operator
     await edge.close()
 
-Everything is asyncio and nothing here waits for the disk: the committer's thread does. This room and `streaming` are the only
+Everything is asyncio and nothing here waits for the disk: the kernel or the committer's thread does. This room and `streaming` are the only
 ones that read a clock.
 
 Refusals: a standby takes neither halves nor messages nor ends and hands nothing over; rejectTransactionMessage refuses halves
@@ -133,7 +133,7 @@ class Edge:
         self._tasks: list[asyncio.Task[None]] = []
         self._waker: Waker | None = None
         self._consumption: Consumption | None = None
-        #: Told how many seconds each flush took, in the committer's thread.
+        #: Told how many seconds each flush took, in the committer's thread or in the loop.
         self.observe_flush: Callable[[float], None] | None = None
         #: What was put on the edge (`ingest.plugged.make_edge`); opened after it, closed before it.
         self.parts: list[Part] = []
@@ -281,11 +281,12 @@ class Edge:
         self._check_count(messages, "messages")
         with self.quotas.admit(messages, halves=True) as admitted:
             half_offsets = await self._committer.prepare(messages, admitted.appended)
-        group_no, seal = self.store.dictionary.group_no, self._sealer.seal
-        return [
-            (seal(half_offset, group_no(message.group) or 0), half_offset)
-            for half_offset, message in zip(half_offsets, messages, strict=True)
-        ]
+        groups, group_no = [message.group for message in messages], self.store.dictionary.group_no
+        if len(set(groups)) == 1:
+            ids = self._sealer.seal_all(half_offsets, group_no(groups[0]) or 0)
+        else:
+            ids = [self._sealer.seal(at, group_no(group) or 0) for at, group in zip(half_offsets, groups, strict=True)]
+        return list(zip(ids, half_offsets, strict=True))
 
     async def send(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
         """Store ordinary messages, all or none, visible without a transaction; (queue_id, queue_offset) of each, once durable."""
@@ -463,7 +464,7 @@ class Edge:
         }
 
     def _flushed(self, seconds: float) -> None:
-        """In the committer's thread. Who wants to know may come after the edge was opened."""
+        """In the committer's thread or in the loop. Who wants to know may come after the edge was opened."""
         if self.observe_flush is not None:
             self.observe_flush(seconds)
 
@@ -511,7 +512,7 @@ class Edge:
 
     # --- loops ---------------------------------------------------------------------------------------------------------------
     def _published(self) -> None:
-        """In the committer's thread: something new is durable, the job may read it."""
+        """In the committer's thread or in the loop: something new is durable, the job may read it."""
         if self._waker is not None:
             self._waker.wake()
         if self._consumption is not None:

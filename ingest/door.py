@@ -31,13 +31,14 @@ from typing import Any, Final
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from escrow.settings import Settings
 from ingest import wire
 from ingest.app import WHOLE
 from ingest.problems import Headers, head_of, problem
+from ingest.straight import Straight, rendered
 
 HEAD_MAX_BYTES: Final = 32 << 10
 #: What a client may go on sending after it was refused, so that it can read the refusal.
@@ -75,6 +76,9 @@ class Door:
         self.config.load()
         #: Connections whose client does not take its answer, the one that has stalled longest first.
         self.stalled: dict[GuardedProtocol, None] = {}
+        #: URLs whose requests may go straight, and those that do at the moment.
+        self.straight: frozenset[bytes] = getattr(application, "straight", frozenset())
+        self.began: set[Straight] = set()
         self.refused = 0
         self._outboxes: list[_Outbox] = []
         self._server: asyncio.Server | None = None
@@ -114,8 +118,9 @@ class Door:
             self._server.close()
         for connection in list(self.state.connections):
             connection.shutdown()
-        if self.state.tasks:
-            await asyncio.wait(list(self.state.tasks), timeout=within_s)
+        waiting = [*self.state.tasks, *(straight.ended() for straight in self.began)]
+        if waiting:
+            await asyncio.wait(waiting, timeout=within_s)
         self._send_all()  # answers that were just written
         for connection in list(self.state.connections):
             connection.transport.close()
@@ -224,7 +229,7 @@ class Whole:
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
 
-    def body(self) -> bytes | None:
+    def take(self) -> bytes | None:
         """The body; None where it is not all there, or nobody is any more: then ASGI's `receive` tells which."""
         cycle = self._cycle
         if cycle.more_body or cycle.disconnected or cycle.response_complete or cycle.waiting_for_100_continue:
@@ -235,20 +240,14 @@ class Whole:
 
     def answer(self, status: int, headers: Headers, content: bytes) -> bool:
         """Write the whole answer; False where ASGI's `send` must be used: the client takes nothing at the moment, or has gone, or
-        wants only the head. Headers are our own: lower case, and without line breaks."""
+        wants only the head."""
         cycle = self._cycle
         if cycle.response_started or cycle.disconnected or cycle.flow.write_paused or cycle.scope["method"] == "HEAD":
             return False
-        head = [STATUS_LINE[status]]
-        for name, value in cycle.default_headers:
-            head += (name, b": ", value, b"\r\n")
-        for name, value in headers:
-            head += (name, b": ", value, b"\r\n")
-        head.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
-        head.append(content)
         cycle.response_started = cycle.response_complete = True
         cycle.waiting_for_100_continue = False
-        cycle.transport.write(b"".join(head))
+        cycle.transport.write(rendered(status, cycle.default_headers, headers, content, keep_alive=cycle.keep_alive))
+        cycle.scope.pop("extensions")  # or it would hold us, we the cycle, and the cycle it: work for the collector
         cycle.message_event.set()
         if not cycle.keep_alive:
             cycle.transport.close()
@@ -266,6 +265,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head, self._refused = True, False
         self._data = b""
         self._running: Any = None
+        self._straight: Straight | None = None
         self._read_timer, self._write_timer = _Timer(self.loop), _Timer(self.loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -305,6 +305,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._data = data
         super().data_received(data)
         self._data = b""
+        if self._straight is not None:
+            straight, self._straight = self._straight, None
+            if not straight.more_body:
+                straight.run(self.app, self._door.began)
+            elif not straight.disconnected:  # or what followed was no HTTP
+                self._go_round(straight)
         self._bound()
 
     def _bound(self) -> None:
@@ -333,11 +339,44 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._head_bytes = self._drained_bytes = self._raw_bytes = self._body_bytes = 0
         self._read_timer.stop()
+        if not self._go_straight():
+            self._go_by_asgi()
+
+    def _go_by_asgi(self) -> None:
         super().on_headers_complete()
         self.cycle.transport = self._outbox  # type: ignore[assignment]
         self.scope["extensions"] = {WHOLE: Whole(self.cycle)}  # type: ignore[dict-item]
         if len(self.pipeline) > PIPELINED_MAX:
             self.transport.abort()
+
+    def _go_straight(self) -> bool:
+        """Whether this request goes straight: then it has its cycle (straight.py)."""
+        if self.url not in self._door.straight or self._answering:
+            return False
+        parser, headers = self.parser, dict(self.headers)
+        length = headers.get(b"content-length", b"")
+        if (
+            not length.isdigit()
+            or int(length) > len(self._data)  # it cannot be all there
+            or self.expect_100_continue
+            or parser.should_upgrade()
+            or parser.get_method() != b"POST"
+            or parser.get_http_version() != "1.1"
+        ):
+            return False
+        scope: dict[str, Any] = {"method": "POST", "path": self.url.decode("ascii"), "headers": headers, "scheme": self.scheme}
+        default_headers, keep_alive = self.server_state.default_headers, parser.should_keep_alive()
+        cycle: Any = Straight(scope, self._outbox, default_headers, keep_alive, self.on_response_complete)
+        scope["extensions"] = {WHOLE: cycle}
+        self.cycle = self._running = self._straight = cycle
+        return True
+
+    def _go_round(self, straight: Straight) -> None:
+        """Its body is not all there: whoever sent it may have to be refused before the rest comes."""
+        self.cycle = None  # type: ignore[assignment]
+        self._go_by_asgi()
+        self.cycle.body += straight.body
+        self.cycle.message_event.set()
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)

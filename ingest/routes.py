@@ -168,11 +168,11 @@ CONSUMER: Final = "consumer"
 OPERATOR: Final = "operator"
 _ROUTES: Final = (
     Route("POST", "/v1/halves", post_halves, "Store halves, all or none", PRODUCER, wire.HalvesOut, wire.MessagesIn,
-          problems=(*_TAKES, 403, 409)),
+          problems=(*_TAKES, 403, 409), straight=True),
     Route("POST", "/v1/messages", post_messages, "Store ordinary messages, visible without a transaction", PRODUCER,
-          wire.MessagesOut, wire.MessagesIn, problems=_TAKES),
+          wire.MessagesOut, wire.MessagesIn, problems=_TAKES, straight=True),
     Route("POST", "/v1/ends", post_ends, "Commit, rollback or unknown; each is answered", PRODUCER, wire.EndsOut, wire.EndsIn,
-          problems=_TAKES, share="ends"),
+          problems=_TAKES, share="ends", straight=True),
     Route("GET", "/v1/groups/{group}/checks", get_checks, "Long poll for check requests", PRODUCER, wire.ChecksOut,
           query=wire.ChecksQuery, problems=_ASKS),
     Route("GET", "/v1/transactions/{id}", get_transaction, "State and history of one transaction", PRODUCER, wire.TransactionOut,

@@ -11,12 +11,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from store import frames
+from store.disk import Flusher
 from store.errors import BatchTooLarge, Corrupt, FlushFailed, StoreUnusable
 from store.frames import HEAD_STRUCT, FrameKind
 from store.segments import SegmentedFile
@@ -76,6 +78,9 @@ class CommitLog:
 
     def flush(self) -> None:
         self.file.flush()
+
+    def begin_flush(self, flusher: Flusher, done: Callable[[FlushFailed | None], None]) -> bool:
+        return self.file.begin_flush(flusher, done)
 
     def frame_bytes(self, commit_log_offset: int, size: int) -> memoryview:
         """The bytes of a frame, unchecked."""
@@ -210,18 +215,45 @@ class GroupCommit:
                 break
             else:
                 return
-        self._lead(ticket)
+        self._lead()
 
-    def _lead(self, ticket: int) -> None:
-        failure: StoreUnusable | None = None
+    def begin(self, start: Callable[[Callable[[StoreUnusable | None], None]], bool]) -> bool:
+        """For whoever cannot wait: `start(done)` begins a flush and has `done` told of its end. False where somebody else leads,
+        or `start` says so."""
+        with self._changed:
+            self.check()
+            if self._leading:
+                return False
+            self._leading = True
+        mark = self._end()
+        try:
+            begun = start(partial(self._finish, mark))
+        except BaseException as error:
+            self._finish(mark, _doubt(error))
+            raise
+        if not begun:
+            with self._changed:
+                self._leading = False
+                self._changed.notify_all()
+        return begun
+
+    def _lead(self) -> None:
         mark: Any = None
         try:
             mark = self._end()
             self._flush()
-            self._publish(mark)
         except BaseException as error:
-            # Whatever went wrong: whether the tail is durable is not known.
-            failure = error if isinstance(error, StoreUnusable) else StoreUnusable(f"interrupted while flushing: {error!r}")
+            self._finish(mark, _doubt(error))
+            raise
+        self._finish(mark, None)
+
+    def _finish(self, mark: Any, failure: StoreUnusable | None) -> None:
+        """The flush is through, or has failed: publish, and let the others go on."""
+        try:
+            if failure is None:
+                self._publish(mark)
+        except BaseException as error:
+            failure = _doubt(error)
             raise
         finally:
             with self._changed:
@@ -241,3 +273,8 @@ class GroupCommit:
     def check(self) -> None:
         if self._failure is not None:
             raise FlushFailed(f"refused since an earlier failure: {self._failure}") from self._failure
+
+
+def _doubt(error: BaseException) -> StoreUnusable:
+    """Whatever went wrong: whether the tail is durable is not known."""
+    return error if isinstance(error, StoreUnusable) else StoreUnusable(f"interrupted while flushing: {error!r}")

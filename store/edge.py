@@ -22,7 +22,6 @@ import struct
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -60,6 +59,10 @@ PROPERTIES_MAX_BYTES: Final = 30 << 10
 _NO_HALF: Final = -1
 #: Of so many halves at most is known where they lie and where they go.
 RECENT_MAX: Final = 1 << 16
+_RECENT: Final = np.dtype(
+    [("half_offset", "i8"), ("offset", "i8"), ("size", "i8"), ("group_no", "i8"), ("topic_no", "i8"), ("queue_id", "i8")]
+)
+assert frames.BATCH_MAX <= RECENT_MAX
 
 
 class End(NamedTuple):
@@ -145,9 +148,8 @@ class EdgeStore:
         self._unflushed: deque[_Unflushed] = deque()
         self._marks: dict[int, tuple[int, int]] = {}
         self._keys: dict[bytes, tuple[int, Known]] = {}
-        #: (commit_log_offset, size_bytes, group_no, topic_no, queue_id) of halves that came lately and have not ended: most ends
-        #: are about these.
-        self._recent: dict[int, tuple[int, int, int, int, int]] = {}
+        #: Halves that came lately, each at its half_offset modulo RECENT_MAX: most ends are about these.
+        self._recent = np.full(RECENT_MAX, -1, _RECENT)
         self.pending = PendingByGroup(self, self._append_lock)
         #: Ends that were taken back, and ends by kind, since the start.
         self.reopened = 0
@@ -222,12 +224,18 @@ class EdgeStore:
             self.half_queue.put(first, make_entries(placed.offsets, placed.sizes, heads["tags_code"]))
         self.half_end = first + count
         self.pending.halves(heads["group_no"].tolist())
-        columns = (placed.offsets, placed.sizes, heads["group_no"], heads["topic_no"], heads["queue_id"])
-        self._recent.update(zip(range(first, first + count), zip(*[each.tolist() for each in columns], strict=True), strict=True))
-        if len(self._recent) > RECENT_MAX:
-            for half_offset in list(islice(self._recent, len(self._recent) - RECENT_MAX // 2)):
-                del self._recent[half_offset]
+        self._note_recent(first, placed, heads)
         return placed.end
+
+    def _note_recent(self, first: int, placed: Placed, heads: np.ndarray[Any, Any]) -> None:
+        recent = np.empty(len(heads), _RECENT)
+        recent["half_offset"], recent["offset"], recent["size"] = heads["queue_offset"], placed.offsets, placed.sizes
+        for name in ("group_no", "topic_no", "queue_id"):
+            recent[name] = heads[name]
+        at = first % RECENT_MAX
+        room = RECENT_MAX - at
+        self._recent[at : at + len(recent)] = recent[:room]
+        self._recent[: max(len(recent) - room, 0)] = recent[room:]
 
     def append_messages(self, messages: Sequence[Message], now_ms: int) -> Appended:
         """Append ordinary messages as one batch: visible without a transaction, once they are durable and settled."""
@@ -411,8 +419,6 @@ class EdgeStore:
         if answer.verdict is not Verdict.ACCEPTED or silent:
             return answer, None
         marks[half_offset] = byte_after(end.kind, before)
-        if marks[half_offset]:
-            self._recent.pop(half_offset, None)
         position = NO_POSITION
         if end.kind == OpKind.COMMIT:
             position = self._take_position(topic_no << 6 | queue_id, taken)
@@ -477,9 +483,9 @@ class EdgeStore:
 
     def _queue_of(self, half_offset: int) -> tuple[int, int, int]:
         """(group_no, topic_no, queue_id) of a half, after checking its whole frame: what cannot be read any more must not end."""
-        recent = self._recent.get(half_offset)
-        if recent is not None and frames.is_whole(self.log.frame_bytes(recent[0], recent[1]), recent[0]):
-            return recent[2:]
+        recent, offset, size, *queue = self._recent[half_offset % RECENT_MAX].item()
+        if recent == half_offset and frames.is_whole(self.log.frame_bytes(offset, size), offset):
+            return tuple(queue)
         offset, size, _ = self.half_queue.entry(half_offset)
         content = self.log.frame_bytes(offset, size)
         frames.check_frame(content, offset, str(self.log.file.directory))
@@ -537,6 +543,24 @@ class EdgeStore:
     def wait(self, ticket: int) -> None:
         """Return when everything up to the ticket is durable and visible to readers."""
         self._commit.wait(ticket)
+
+    def begin_wait(self, flusher: disk.Flusher, done: Callable[[StoreUnusable | None], None]) -> bool:
+        """For whoever cannot `wait`: `done` is told, from `flusher.collect`, when all that is in the log now is durable and visible
+        to readers, or why that is not known. False where it would take longer: a checkpoint is due, or somebody else flushes."""
+        if self.log.end - self._checkpointed >= self.checkpoint_bytes:
+            return False
+
+        def start(finish: Callable[[StoreUnusable | None], None]) -> bool:
+            def through(failure: StoreUnusable | None) -> None:
+                try:
+                    finish(failure)
+                except StoreUnusable as error:
+                    failure = error
+                done(failure)
+
+            return self.log.begin_flush(flusher, through)
+
+        return self._commit.begin(start)
 
     def _append(self, heads: np.ndarray[Any, Any], tails: Sequence[Sequence[bytes]]) -> Placed:
         end = self.log.end

@@ -14,6 +14,7 @@ A half's group is in its row of the state table, and in its frame while the job 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -97,8 +98,8 @@ class PendingByGroup:
         """New halves: behind everything that is being counted."""
         for counts in (self.counts, self._fresh):
             if counts is not None:
-                for group_no in group_nos:
-                    _add(counts, group_no, 1)
+                for group_no, count in Counter(group_nos).items():
+                    _add(counts, group_no, count)
 
     def change(self, half_offset: int, group_no: int, difference: int) -> None:
         """A half was ended (-1) or opened again (+1). A group that cannot be told any more is found by counting anew."""

@@ -14,11 +14,12 @@ import mmap
 import os
 import threading
 from bisect import bisect_right
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 from store import disk
-from store.errors import Corrupt, ForeignFile, SegmentGone, StoreUnusable
+from store.errors import Corrupt, FlushFailed, ForeignFile, SegmentGone, StoreUnusable
 
 NAME_DIGITS = 20
 
@@ -176,6 +177,29 @@ class SegmentedFile:
                 segment = self._segments.get(start)
                 if segment is not None:
                     disk.flush(segment.fd, self.point, segment.path)
+
+    def begin_flush(self, flusher: disk.Flusher, done: Callable[[FlushFailed | None], None]) -> bool:
+        """`flush`, begun. False where it would have to wait: somebody else is flushing, or there is not one segment to flush."""
+        if not self._flushing.acquire(blocking=False):
+            return False
+        segment = self._segments.get(next(iter(self._dirty))) if len(self._dirty) == 1 else None
+        if segment is None:
+            self._flushing.release()
+            return False
+        self._dirty.discard(segment.start)
+
+        def through(failure: FlushFailed | None) -> None:
+            self._flushing.release()
+            done(failure)
+
+        begun = False
+        try:
+            begun = flusher.flush(segment.fd, self.point, segment.path, through)
+        finally:
+            if not begun:
+                self._dirty.add(segment.start)
+                self._flushing.release()
+        return begun
 
     def view(self, offset: int, size: int) -> memoryview:
         """Bytes at a logical offset: without a copy where they lie in one segment."""

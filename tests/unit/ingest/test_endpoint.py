@@ -399,6 +399,42 @@ def test_a_client_that_sends_half_a_request_and_goes(running):
     assert served(running)
 
 
+def post(path, content, *more):
+    head = [b"POST %s HTTP/1.1" % path, b"host: localhost", b"content-length: %d" % len(content), *more]
+    return b"\r\n".join([*head, b"", content])
+
+
+def test_halves_however_they_come(running):
+    """In one piece they go straight (ingest/straight.py), otherwise by ASGI: answers and their order are the same."""
+    half = json.dumps({"messages": [HALF]}).encode()
+    good, last, bad = post(b"/v1/halves", half), post(b"/v1/halves", half, b"connection: close"), post(b"/v1/halves", b"{")
+    end = post(b"/v1/ends", json.dumps({"ends": [{"group": "g", "id": "x", "outcome": "commit"}]}).encode())
+    wanted = [b"200", b"400", b"200", b"200", b"200"]
+    for pieces in (
+        [good, bad, end, good, last],
+        [good + bad + end + good + last],
+        [good[:-3], good[-3:] + bad[:20], bad[20:] + end, good + last[:60], last[60:]],
+        [bytes([byte]) for byte in good + bad + end + good + last],
+    ):
+        answers = talk(running, *pieces).split(b"HTTP/1.1 ")[1:]
+        assert [answer[:3] for answer in answers] == wanted
+        assert b"refused" in answers[2]
+        assert b"connection: close" in answers[4]
+
+
+def test_what_follows_a_half_is_no_http(running):
+    """The half may be stored; its connection ends, and others are served."""
+    half = post(b"/v1/halves", json.dumps({"messages": [HALF]}).encode())
+    for pieces in ([half + b"\0\0\0"], [half[:-10] + b"\0"], [half, b"\0"]):
+        with suppress(ConnectionResetError), socket.create_connection(("127.0.0.1", running), 20) as connection:
+            for piece in pieces:
+                connection.sendall(piece)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65536):
+                pass
+    assert served(running)
+
+
 def test_pipelined_requests_are_answered_in_order(running):
     first = b"GET /v1/groups/q/checks?member=m&wait_s=0.2 HTTP/1.1\r\nhost: localhost\r\n\r\n"
     second = b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"

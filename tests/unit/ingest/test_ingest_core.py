@@ -26,20 +26,32 @@ def play(tmp_path, story, *flags):
 
 
 class Gate:
-    """Holds every flush of the edge until it is opened."""
+    """Holds every flush of the edge until it is opened: those of the thread, and those that the kernel does."""
 
     def __init__(self, w):
         self._open, self._flush, self._commit = threading.Event(), w.edge.store._commit._flush, w.edge.store._commit
         self.flushes = 0
         self._commit._flush = self._wait
+        flusher = w.edge._committer._flusher
+        self._begin, self._held = flusher and flusher.flush, []
+        if flusher is not None:
+            flusher.flush = self._hold
 
     def _wait(self):
         self._open.wait(10)
         self.flushes += 1
         self._flush()
 
+    def _hold(self, *flush):
+        self._held.append(flush)
+        if self._open.is_set():
+            self.open()
+
     def open(self):
         self._open.set()
+        while self._held:
+            self.flushes += 1
+            self._begin(*self._held.pop(0))
 
     def shut(self):
         self._open.clear()

@@ -22,6 +22,26 @@ def test_an_id_opens_to_what_was_sealed():
         assert sealer.open(id) == Place(shard, half_offset, group_no)
 
 
+def test_many_are_sealed_as_one_by_one():
+    sealer = Sealer([KEY, OTHER_KEY], STORE)
+    rows = [list(range(first, first + count)) for first in (0, 1, 6, 7, 2**40 + 3) for count in (1, 7, 8, 9, 100)]
+    for half_offsets in [*rows, [5] * 12, [*range(20), 3], [9, *range(30)], list(range(30))[::-1]]:
+        ids = sealer.seal_all(half_offsets, 70_000)
+        assert ids == [sealer.seal(half_offset, 70_000) for half_offset in half_offsets]
+        assert [sealer.open(id) for id in ids] == [Place(0, half_offset, 70_000) for half_offset in half_offsets]
+
+
+def test_a_seal_is_of_no_use_for_a_neighbour():
+    """Four halves share a computation, not a seal; nor does a seal hold for another group or shard."""
+    sealer = Sealer([KEY], STORE)
+    raws = [urlsafe_b64decode(sealer.seal(*place) + "==") for place in ((4, 1), (5, 1), (6, 1), (7, 1), (4, 2), (8, 1), (4, 1, 1))]
+    assert len({raw[27:] for raw in raws}) == len(raws)
+    for raw in raws:
+        for other in raws:
+            mixed = urlsafe_b64encode(raw[:27] + other[27:]).rstrip(b"=").decode()
+            assert _opens(sealer, mixed) == (raw is other)
+
+
 def test_every_flipped_bit_is_found():
     sealer = Sealer([KEY], STORE)
     raw = urlsafe_b64decode(sealer.seal(5, 1) + "==")
