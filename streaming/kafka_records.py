@@ -152,12 +152,12 @@ class _Headers:
         return found
 
     def groups(self) -> tuple[list[str], Ints]:
-        """(names, place in them for each record): -1 where none is stated, -2 where it cannot be read."""
+        """(names, place in them for each record): -1 where none is stated, -2 where it cannot be read or is too long."""
         coded = self.column(contract.GROUP).dictionary_encode()
         names: list[str] = []
         places = []
         for value in coded.dictionary.to_pylist():
-            name = _text(value)
+            name = _text(value) if len(value) <= contract.GROUP_MAX_BYTES else ""
             places.append(len(names) if name else -2)
             names += [name] if name else []
         indices = pc.fill_null(coded.indices, len(places)).to_numpy(zero_copy_only=False)

@@ -165,22 +165,28 @@ class KafkaJobService:
     def _shards(self) -> list[Shard]:
         return [part.shard for part in list(self.parts.values())]
 
+    def ask_for_lease(self) -> None:
+        """Whether it is ours, Kafka may take its time to say: `take_over` waits for that."""
+        settings, options = self.settings, self.connection.librdkafka()
+        self._lease = Lease(options, self.topics.lease, settings.kafka_lease_group, settings.kafka_lease_timeout_ms)
+
     def take_over(self, wanted: Callable[[], bool] = lambda: True, timeout_s: float | None = None) -> bool:
-        """Wait for the lease, claim every shard; False where time is up or `wanted` says no. A standby follows the redo topic."""
+        """Wait for the lease, claim every shard; False where `wanted` says no, or with a timeout when it is over or Kafka says that
+        another has the lease. A standby follows the redo topic."""
         with self._told():
             return self._take_over(wanted, timeout_s)
 
     def _take_over(self, wanted: Callable[[], bool], timeout_s: float | None) -> bool:
-        settings, give_up_s = self.settings, time.monotonic() + (timeout_s if timeout_s is not None else 1e9)
+        give_up_s = time.monotonic() + (timeout_s if timeout_s is not None else 1e9)
         if self._lease is None:
-            options = self.connection.librdkafka()
-            self._lease = Lease(options, self.topics.lease, settings.kafka_lease_group, settings.kafka_lease_timeout_ms)
+            self.ask_for_lease()
+        assert self._lease is not None
         for shard in self._shards():
             shard.catch_up()
         while not self._lease.held.wait(FOLLOW_S):
             if self._lease.lost.is_set():  # it was held for a moment, and never will be again
                 raise JobError(LEASE_LOST)
-            if not wanted() or time.monotonic() > give_up_s:
+            if not wanted() or time.monotonic() > give_up_s or (timeout_s is not None and self._lease.elsewhere.is_set()):
                 return False
             for shard in self._shards():
                 shard.follow(0)

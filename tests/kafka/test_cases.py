@@ -47,7 +47,7 @@ def world(kafka: Cluster) -> Iterator[KafkaWorld]:
     with KafkaWorld(
         kafka,
         1,
-        ["transactionCheckMax=2", f"transactionCheckInterval={INTERVAL_S}s", "kafkaRetryInterval=1s", "kafkaLeaseTimeout=20s"],
+        ["transactionCheckMax=2", f"transactionCheckInterval={INTERVAL_S}s", "kafkaRetryInterval=1s"],
     ) as world:
         for topic in TOPICS:
             kafka.create_topic(topic)
@@ -88,7 +88,7 @@ def member(world: KafkaWorld, group: str, **options: Any) -> Iterator[None]:
 
     def poll() -> None:
         while not leaving.is_set():
-            consumer.poll(500)
+            consumer.poll(100)
             if consumer.assignment():
                 joined.set()
         consumer.close()

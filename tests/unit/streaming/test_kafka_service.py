@@ -49,7 +49,7 @@ def standby(monkeypatch):
     made: Any = kafka_service.KafkaJobService.__new__(kafka_service.KafkaJobService)
     made.settings = SimpleNamespace(kafka_bootstrap_servers="")
     made.topics, made.connection = contract.Topics("half", "op", "redo", "check", "discard", "lease"), None
-    made._lease = SimpleNamespace(held=threading.Event(), lost=threading.Event())
+    made._lease = SimpleNamespace(held=threading.Event(), lost=threading.Event(), elsewhere=threading.Event())
     made._opening, made._ends, made.claimed = threading.Lock(), {}, []
 
     def opened(number: int) -> Any:
@@ -74,6 +74,14 @@ def test_a_driver_that_lost_the_lease_before_it_claimed_anything_says_so_and_end
     with pytest.raises(JobError, match="another driver is the master"):
         standby.take_over(timeout_s=5)
     assert standby.claimed == []
+
+
+def test_a_driver_stands_by_as_soon_as_kafka_says_that_another_has_the_lease_and_then_waits_for_it(standby):
+    standby._lease.elsewhere.set()
+    assert not standby.take_over(timeout_s=3600)
+    threading.Timer(0.5, standby._lease.held.set).start()
+    assert standby.take_over()
+    assert standby.claimed == [0, 1, 2, 3]
 
 
 # --- ticks --------------------------------------------------------------------------------------------------------------
