@@ -48,7 +48,7 @@ from streaming.errors import JobError, JobStopped
 from streaming.gauges import count_decisions, count_settled, watch_shard, watch_shards
 from streaming.kafka_lease import Lease
 from streaming.kafka_presence import GroupsAlive
-from streaming.kafka_records import Piece, collect, joined, read_stream
+from streaming.kafka_records import Piece, collect, joined, read_ops, read_stream
 from streaming.kafka_shard import Shard
 from streaming.listener import ProgressListener
 from streaming.rounds import Rounds
@@ -63,6 +63,8 @@ WATERMARK_S: Final = 30.0
 PARTITIONS_EVERY_S: Final = 2.0
 RETRY_MESSAGES_MAX: Final = 1_000
 LEASE_LOST: Final = "the lease was lost: another driver is the master"
+#: Ops that wait for their halves are kept, up to what so many batches hold (44 bytes each).
+DEFERRED_BATCHES: Final = 4
 #: The bodies that go with one Kafka transaction, about.
 RELEASE_BYTES_MAX: Final = 128 << 20
 #: An idle shard says where it stands this often (of fileReservedTime), one that never had a batch too: a redo partition whose
@@ -331,11 +333,43 @@ class KafkaJobService:
         shard, now_ms = part.shard, self.clock.now_ms()
         with shard.lock:
             started_s = time.perf_counter()
-            feed = self._feed(shard, halves, ops, ends)
-            for piece in pieces_of(feed, shard.table):
+            for piece in self._pieces(shard, halves, ops, ends):
                 settled = part.settler.settle(piece, now_ms)
                 count_settled(self.metrics, piece, settled, now_ms)
             self.metrics.phase_s.labels("settle").observe(time.perf_counter() - started_s)
+
+    def _pieces(self, shard: Shard, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]) -> Iterator[Feed]:
+        """What the batch brings; then, when they wait for nothing any more, ops that were too many to be kept."""
+        yield from pieces_of(self._feed(shard, halves, ops, ends), shard.table)
+        while shard.unkept is not None and not shard.waits and not self._stopping.is_set():
+            yield from pieces_of(
+                self._feed(shard, [], self._read_again(shard, ends[self.topics.op][shard.partition]), ends), shard.table
+            )
+
+    def _read_again(self, shard: Shard, end: int) -> list[Piece]:
+        assert self._spark is not None
+        assert shard.unkept is not None
+        start, stop = shard.unkept, min(shard.unkept + self._deferred_max(), end)
+        shard.unkept = stop if stop < end else None
+        _, ops = collect(read_ops(self._spark, self.connection.java(), self.topics, shard.partition, (start, stop)))
+        return ops.get(shard.partition, [])
+
+    def _deferred_max(self) -> int:
+        """Ops that one shard may keep while they wait: all of them together, about what DEFERRED_BATCHES batches hold."""
+        return max(1, DEFERRED_BATCHES * self.settings.max_records_per_batch // len(self.parts))
+
+    def _keep(self, shard: Shard, deferred: list[Piece]) -> list[Piece]:
+        """As many as may be kept. The others are in Kafka, behind the marker's cursor: they are read once more."""
+        most = self._deferred_max()
+        if sum(len(piece.records) for piece in deferred) <= most:
+            return deferred
+        offsets = np.sort(np.concatenate([piece.records["op_offset"] for piece in deferred]))
+        if shard.unkept is None:
+            LOG.warning(
+                "shard %d: more than %d ops wait for an open transaction: the rest is read again later", shard.partition, most
+            )
+        shard.unkept = int(offsets[most])  # an ASKED record is several ops with one offset: all of them or none
+        return [rest for piece in deferred if len((rest := piece.before("op_offset", shard.unkept)).records)]
 
     def _feed(self, shard: Shard, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]) -> Feed:
         """Step 2. An op about a half that Kafka has and this batch has not waits, and all behind it; one about an offset beyond the
@@ -345,14 +379,18 @@ class KafkaJobService:
         op_stop = max(ends[self.topics.op].get(partition, 0), marker.op_cursor)
         new_halves = joined(halves, shard.store.group_no, HALF, "half_offset")
         pieces = [*shard.deferred, *ops]
+        if shard.unkept is not None:
+            op_stop = min(op_stop, shard.unkept)
+            pieces = [piece.before("op_offset", op_stop) for piece in pieces]
         new_ops = joined(pieces, shard.store.known_group, OP, "op_offset")
         ahead = new_ops[(new_ops["half_offset"] >= half_stop) & (new_ops["corrupt"] == 0)]
         if len(ahead):
             ahead = ahead[ahead["half_offset"] < clients.bounds_of(self._half_watcher, self.topics.half, partition)[1]]
-        if len(ahead):
+        shard.waits = bool(len(ahead))
+        if shard.waits:
             op_stop = int(ahead["op_offset"][0])
         # By name: an op may come before the first half of its group, which gives the group its number.
-        shard.deferred = [rest for piece in pieces if len((rest := piece.since("op_offset", op_stop)).records)]
+        shard.deferred = self._keep(shard, [rest for piece in pieces if len((rest := piece.since("op_offset", op_stop)).records)])
         return Feed(marker.half_cursor, half_stop, marker.op_cursor, op_stop, new_halves, new_ops[new_ops["op_offset"] < op_stop])
 
     def _end_of(self, topic: str, partition: int) -> int:
