@@ -18,9 +18,8 @@ PREFIX = "presence-check-"
 
 @contextlib.contextmanager
 def member(kafka: Cluster, group: str) -> Iterator[None]:
-    consumer = Consumer(
-        {"bootstrap.servers": kafka.bootstrap, "group.id": PREFIX + group, "session.timeout.ms": 6000, "log_level": 2}
-    )
+    options = {"bootstrap.servers": kafka.bootstrap, "group.id": PREFIX + group, "session.timeout.ms": 6000, "log_level": 2}
+    consumer = Consumer({**options, "reconnect.backoff.max.ms": 1000})
     consumer.subscribe(["presence"])
     leaving = threading.Event()
 
