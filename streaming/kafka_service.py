@@ -347,12 +347,15 @@ class KafkaJobService:
             )
 
     def _read_again(self, shard: Shard, end: int) -> list[Piece]:
-        assert self._spark is not None
         assert shard.unkept is not None
         start, stop = shard.unkept, min(shard.unkept + self._deferred_max(), end)
         shard.unkept = stop if stop < end else None
-        _, ops = collect(read_ops(self._spark, self.connection.java(), self.topics, shard.partition, (start, stop)))
-        return ops.get(shard.partition, [])
+        return self._read_range(shard.partition, start, stop)
+
+    def _read_range(self, partition: int, start: int, stop: int) -> list[Piece]:
+        assert self._spark is not None
+        _, ops = collect(read_ops(self._spark, self.connection.java(), self.topics, partition, (start, stop)))
+        return ops.get(partition, [])
 
     def _deferred_max(self) -> int:
         """Ops that one shard may keep while they wait: all of them together, about what DEFERRED_BATCHES batches hold."""
