@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ class Waiting:
 
     def __init__(self, of: list[int]) -> None:
         self.of, self.op_end, self.settled = of, 0, list[int]()
-        self.service: Any = kafka_service.KafkaJobService.__new__(kafka_service.KafkaJobService)
+        self.service = cast("Any", kafka_service.KafkaJobService.__new__(kafka_service.KafkaJobService))
         self.service.topics, self.service._half_watcher = contract.Topics("half", "op", "redo", "check", "discard", "lease"), None
         self.service.settings = SimpleNamespace(max_records_per_batch=KEPT // kafka_service.DEFERRED_BATCHES)
         self.service.parts, self.service._stopping = {0: None}, threading.Event()
