@@ -52,9 +52,9 @@ class LoopedShard:
 
     def commit(self, batch: Batch) -> None:
         packed = redo.pack_entries(batch.entries)
-        records = [value for _, value in redo.batch_records(batch.entries, batch.marker, 1, self.store.new_groups(), {})]
-        self.bytes += len(packed) + sum(map(len, records))
-        entries = np.concatenate([redo.unpack_entries(value) for value in records[:-1]])
+        records = list(redo.batch_records(batch.entries, batch.marker, 1, self.store.new_groups(), {}))
+        self.bytes += len(packed) + sum(len(value) for _, value in records)
+        entries = np.concatenate([redo.unpack_entries(value) for ((_, kind),), value in records if kind == redo.ENTRIES])
         self.store.apply(entries, batch.marker, self.store.new_groups(), (), batch.marker.sequence)
 
 

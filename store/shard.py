@@ -99,7 +99,7 @@ class ShardStore:
 
     # --- groups ---------------------------------------------------------------------------------------------------------------
     def group_no(self, name: str) -> int:
-        """The number of a group; a new one is told to others by the marker of the next batch (`new_groups`)."""
+        """The number of a group; a new one is told to others by the next batch (`new_groups`)."""
         number = self._numbers.get(name)
         if number is None:
             number = self._numbers[name] = len(self._numbers)
@@ -110,7 +110,7 @@ class ShardStore:
         return self._numbers.get(name, NO_GROUP)
 
     def new_groups(self) -> list[tuple[int, str]]:
-        """Groups that no marker has told yet."""
+        """Groups that no batch has told yet."""
         return [(number, name) for name, number in self._numbers.items() if number >= len(self.groups)]
 
     def _learn(self, groups: Iterable[tuple[int, str]]) -> None:

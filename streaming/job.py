@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 AnyService = Union[JobService, "KafkaJobService"]
 LOOK_S: Final = 0.5
 SPARK_STOP_S: Final = 1.0
-#: Without the lease after this long a driver is a standby, and says so.
+#: Without the lease after this long a driver is a standby, and says so; sooner where Kafka has told it that another has it.
 STANDBY_AFTER_S: Final = 15.0
 #: Starting again is of no use before somebody has changed something.
 USELESS: Final = 2
@@ -97,10 +97,11 @@ def _run(settings: Settings, signals: _Signals) -> int:
     try:
         port = _serve_metrics(settings, service)  # 2
         run = make_run_directory(settings)
-        if not isinstance(service, JobService) and not service.take_over(timeout_s=STANDBY_AFTER_S):
-            # Warm, so that it need not be waited for; on a cluster it would hold executors that the master needs.
+        if not isinstance(service, JobService):
+            service.ask_for_lease()
+            # While Kafka decides who is the master; on a cluster a standby would hold executors that the master needs.
             spark = start_spark(settings, run) if settings.spark_master.startswith("local") else None
-            if not _stand_by(service, spark, signals, port):
+            if not service.take_over(timeout_s=STANDBY_AFTER_S) and not _stand_by(service, spark, signals, port):
                 return 0
         spark = spark or start_spark(settings, run)  # 3
         _start(service, spark, run)  # 4

@@ -21,10 +21,11 @@ POLL_MAX_S: Final = 60
 
 
 class Lease:
-    """`held` is set while this driver is the master. Once lost, it stays lost: `lost` is set, and the process should end."""
+    """`held` is set while this driver is the master. Once lost, it stays lost: `lost` is set, and the process should end.
+    `elsewhere`: Kafka has said that another has it."""
 
     def __init__(self, options: dict[str, Any], topic: str, group: str, timeout_ms: int) -> None:
-        self.held, self.lost = threading.Event(), threading.Event()
+        self.held, self.lost, self.elsewhere = threading.Event(), threading.Event(), threading.Event()
         self._stopping = threading.Event()
         mine = {
             "group.id": group,
@@ -44,6 +45,8 @@ class Lease:
         consumer.incremental_assign(partitions)
         if partitions:
             self.held.set()
+        elif not self.held.is_set():
+            self.elsewhere.set()
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         consumer.incremental_unassign(partitions)

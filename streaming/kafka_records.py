@@ -56,19 +56,41 @@ def read_stream(
     spark: SparkSession, java: Mapping[str, str], topics: contract.Topics, start: Offsets, records_max: int
 ) -> DataFrame:
     """Half and op topic from these offsets on, as packed rows."""
-    options = {f"kafka.{name}": value for name, value in java.items()}
-    starting = {topic: {str(partition): at for partition, at in offsets.items()} for topic, offsets in start.items()}
     source = spark.readStream.format("kafka").options(
-        **options,
-        **POLL,
+        **_options(java),
         subscribe=f"{topics.half},{topics.op}",
-        startingOffsets=json.dumps(starting),
-        includeHeaders="true",
-        failOnDataLoss="true",
+        startingOffsets=_offsets(start),
         maxOffsetsPerTrigger=str(2 * records_max),
     )
+    return _columns(spark, source.load(), topics)
+
+
+def read_ops(
+    spark: SparkSession, java: Mapping[str, str], topics: contract.Topics, partition: int, offsets: tuple[int, int]
+) -> DataFrame:
+    """Ops of one partition once more, from one offset up to another, as packed rows."""
+    start, stop = offsets
+    source = spark.read.format("kafka").options(
+        **_options(java),
+        assign=json.dumps({topics.op: [partition]}),
+        startingOffsets=_offsets({topics.op: {partition: start}}),
+        endingOffsets=_offsets({topics.op: {partition: stop}}),
+    )
+    return _columns(spark, source.load(), topics)
+
+
+def _options(java: Mapping[str, str]) -> dict[str, str]:
+    return {**{f"kafka.{name}": value for name, value in java.items()}, **POLL, "includeHeaders": "true", "failOnDataLoss": "true"}
+
+
+def _offsets(places: Offsets) -> str:
+    return json.dumps({topic: {str(partition): at for partition, at in offsets.items()} for topic, offsets in places.items()})
+
+
+def _columns(spark: SparkSession, records: DataFrame, topics: contract.Topics) -> DataFrame:
+    """Without the halves' bodies, packed."""
     is_op = F.col("topic") == topics.op
-    rows = source.load().select(
+    rows = records.select(
         is_op.alias("is_op"),
         "partition",
         "offset",
@@ -152,12 +174,12 @@ class _Headers:
         return found
 
     def groups(self) -> tuple[list[str], Ints]:
-        """(names, place in them for each record): -1 where none is stated, -2 where it cannot be read."""
+        """(names, place in them for each record): -1 where none is stated, -2 where it cannot be read or is too long."""
         coded = self.column(contract.GROUP).dictionary_encode()
         names: list[str] = []
         places = []
         for value in coded.dictionary.to_pylist():
-            name = _text(value)
+            name = _text(value) if len(value) <= contract.GROUP_MAX_BYTES else ""
             places.append(len(names) if name else -2)
             names += [name] if name else []
         indices = pc.fill_null(coded.indices, len(places)).to_numpy(zero_copy_only=False)
@@ -242,6 +264,9 @@ class Piece:
 
     def since(self, place: str, offset: int) -> Piece:
         return Piece(self.names, self.records[self.records[place] >= offset])
+
+    def before(self, place: str, offset: int) -> Piece:
+        return Piece(self.names, self.records[self.records[place] < offset])
 
 
 def collect(rows: DataFrame) -> tuple[dict[int, list[Piece]], dict[int, list[Piece]]]:

@@ -48,7 +48,7 @@ from streaming.errors import JobError, JobStopped
 from streaming.gauges import count_decisions, count_settled, watch_shard, watch_shards
 from streaming.kafka_lease import Lease
 from streaming.kafka_presence import GroupsAlive
-from streaming.kafka_records import Piece, collect, joined, read_stream
+from streaming.kafka_records import Piece, collect, joined, read_ops, read_stream
 from streaming.kafka_shard import Shard
 from streaming.listener import ProgressListener
 from streaming.rounds import Rounds
@@ -63,6 +63,8 @@ WATERMARK_S: Final = 30.0
 PARTITIONS_EVERY_S: Final = 2.0
 RETRY_MESSAGES_MAX: Final = 1_000
 LEASE_LOST: Final = "the lease was lost: another driver is the master"
+#: Ops that wait for their halves are kept, up to what so many batches hold (44 bytes each).
+DEFERRED_BATCHES: Final = 4
 #: The bodies that go with one Kafka transaction, about.
 RELEASE_BYTES_MAX: Final = 128 << 20
 #: An idle shard says where it stands this often (of fileReservedTime), one that never had a batch too: a redo partition whose
@@ -165,22 +167,28 @@ class KafkaJobService:
     def _shards(self) -> list[Shard]:
         return [part.shard for part in list(self.parts.values())]
 
+    def ask_for_lease(self) -> None:
+        """Whether it is ours, Kafka may take its time to say: `take_over` waits for that."""
+        settings, options = self.settings, self.connection.librdkafka()
+        self._lease = Lease(options, self.topics.lease, settings.kafka_lease_group, settings.kafka_lease_timeout_ms)
+
     def take_over(self, wanted: Callable[[], bool] = lambda: True, timeout_s: float | None = None) -> bool:
-        """Wait for the lease, claim every shard; False where time is up or `wanted` says no. A standby follows the redo topic."""
+        """Wait for the lease, claim every shard; False where `wanted` says no, or with a timeout when it is over or Kafka says that
+        another has the lease. A standby follows the redo topic."""
         with self._told():
             return self._take_over(wanted, timeout_s)
 
     def _take_over(self, wanted: Callable[[], bool], timeout_s: float | None) -> bool:
-        settings, give_up_s = self.settings, time.monotonic() + (timeout_s if timeout_s is not None else 1e9)
+        give_up_s = time.monotonic() + (timeout_s if timeout_s is not None else 1e9)
         if self._lease is None:
-            options = self.connection.librdkafka()
-            self._lease = Lease(options, self.topics.lease, settings.kafka_lease_group, settings.kafka_lease_timeout_ms)
+            self.ask_for_lease()
+        assert self._lease is not None
         for shard in self._shards():
             shard.catch_up()
         while not self._lease.held.wait(FOLLOW_S):
             if self._lease.lost.is_set():  # it was held for a moment, and never will be again
                 raise JobError(LEASE_LOST)
-            if not wanted() or time.monotonic() > give_up_s:
+            if not wanted() or time.monotonic() > give_up_s or (timeout_s is not None and self._lease.elsewhere.is_set()):
                 return False
             for shard in self._shards():
                 shard.follow(0)
@@ -325,11 +333,46 @@ class KafkaJobService:
         shard, now_ms = part.shard, self.clock.now_ms()
         with shard.lock:
             started_s = time.perf_counter()
-            feed = self._feed(shard, halves, ops, ends)
-            for piece in pieces_of(feed, shard.table):
+            for piece in self._pieces(shard, halves, ops, ends):
                 settled = part.settler.settle(piece, now_ms)
                 count_settled(self.metrics, piece, settled, now_ms)
             self.metrics.phase_s.labels("settle").observe(time.perf_counter() - started_s)
+
+    def _pieces(self, shard: Shard, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]) -> Iterator[Feed]:
+        """What the batch brings; then, when they wait for nothing any more, ops that were too many to be kept."""
+        yield from pieces_of(self._feed(shard, halves, ops, ends), shard.table)
+        while shard.unkept is not None and not shard.waits and not self._stopping.is_set():
+            yield from pieces_of(
+                self._feed(shard, [], self._read_again(shard, ends[self.topics.op][shard.partition]), ends), shard.table
+            )
+
+    def _read_again(self, shard: Shard, end: int) -> list[Piece]:
+        assert shard.unkept is not None
+        start, stop = shard.unkept, min(shard.unkept + self._deferred_max(), end)
+        shard.unkept = stop if stop < end else None
+        return self._read_range(shard.partition, start, stop)
+
+    def _read_range(self, partition: int, start: int, stop: int) -> list[Piece]:
+        assert self._spark is not None
+        _, ops = collect(read_ops(self._spark, self.connection.java(), self.topics, partition, (start, stop)))
+        return ops.get(partition, [])
+
+    def _deferred_max(self) -> int:
+        """Ops that one shard may keep while they wait: all of them together, about what DEFERRED_BATCHES batches hold."""
+        return max(1, DEFERRED_BATCHES * self.settings.max_records_per_batch // len(self.parts))
+
+    def _keep(self, shard: Shard, deferred: list[Piece]) -> list[Piece]:
+        """As many as may be kept. The others are in Kafka, behind the marker's cursor: they are read once more."""
+        most = self._deferred_max()
+        if sum(len(piece.records) for piece in deferred) <= most:
+            return deferred
+        offsets = np.sort(np.concatenate([piece.records["op_offset"] for piece in deferred]))
+        if shard.unkept is None:
+            LOG.warning(
+                "shard %d: more than %d ops wait for an open transaction: the rest is read again later", shard.partition, most
+            )
+        shard.unkept = int(offsets[most])  # an ASKED record is several ops with one offset: all of them or none
+        return [rest for piece in deferred if len((rest := piece.before("op_offset", shard.unkept)).records)]
 
     def _feed(self, shard: Shard, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]) -> Feed:
         """Step 2. An op about a half that Kafka has and this batch has not waits, and all behind it; one about an offset beyond the
@@ -339,14 +382,18 @@ class KafkaJobService:
         op_stop = max(ends[self.topics.op].get(partition, 0), marker.op_cursor)
         new_halves = joined(halves, shard.store.group_no, HALF, "half_offset")
         pieces = [*shard.deferred, *ops]
+        if shard.unkept is not None:
+            op_stop = min(op_stop, shard.unkept)
+            pieces = [piece.before("op_offset", op_stop) for piece in pieces]
         new_ops = joined(pieces, shard.store.known_group, OP, "op_offset")
         ahead = new_ops[(new_ops["half_offset"] >= half_stop) & (new_ops["corrupt"] == 0)]
         if len(ahead):
             ahead = ahead[ahead["half_offset"] < clients.bounds_of(self._half_watcher, self.topics.half, partition)[1]]
-        if len(ahead):
+        shard.waits = bool(len(ahead))
+        if shard.waits:
             op_stop = int(ahead["op_offset"][0])
         # By name: an op may come before the first half of its group, which gives the group its number.
-        shard.deferred = [rest for piece in pieces if len((rest := piece.since("op_offset", op_stop)).records)]
+        shard.deferred = self._keep(shard, [rest for piece in pieces if len((rest := piece.since("op_offset", op_stop)).records)])
         return Feed(marker.half_cursor, half_stop, marker.op_cursor, op_stop, new_halves, new_ops[new_ops["op_offset"] < op_stop])
 
     def _end_of(self, topic: str, partition: int) -> int:

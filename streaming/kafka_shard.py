@@ -59,6 +59,8 @@ class Shard:
         self.partition = target.partition
         self.lock = threading.Lock()
         self.deferred: list[Piece] = []  # ops that were read before their halves
+        self.unkept: int | None = None  # where those of them begin that were too many to be kept: they are read again
+        self.waits = False  # for a half that Kafka has and nobody may read yet
         self.term = 0
         self.traffic = Traffic()
         self._reached_end = False

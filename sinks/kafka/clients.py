@@ -20,6 +20,7 @@ from sinks.kafka.contract import Topics
 
 ADMIN_S: Final = 60.0
 LOOK_S: Final = 3.0
+RECONNECT_MS: Final = 1_000
 LOG_APPEND: Final = "LogAppendTime"
 #: librdkafka wants a group of whoever reads, and asks the brokers for it. Nobody joins this one, and no offset is committed in it.
 NO_GROUP: Final = "escrow-reads-only"
@@ -52,6 +53,8 @@ class Connection:
             "security.protocol": self.security_protocol,
             # What fails is told by whoever uses the client; one level more, and every connection that fails writes to stderr.
             "log_level": 2,
+            # By default a client that found no broker for a while looks again after ten seconds only.
+            "reconnect.backoff.max.ms": RECONNECT_MS,
         }
         if self.security_protocol.startswith("SASL"):
             options |= {"sasl.mechanism": self.sasl_mechanism, "sasl.username": self.sasl_username, "sasl.password": self.password}

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from store.frames import NAME_MAX_BYTES
 from store.records import OpKind, Via
 
 #: Headers that begin with it are Escrow's; a released message has none of them but TRANSACTION_ID.
@@ -30,6 +31,8 @@ CHECK_COUNT: Final = "escrow-check-count"
 REASON: Final = "escrow-reason"
 REDO: Final = "escrow-redo"
 
+#: Of a producer group's name, as everywhere in Escrow: what is longer is no group.
+GROUP_MAX_BYTES: Final = NAME_MAX_BYTES
 #: What an op record may say, by its word.
 OP_KINDS: Final[Mapping[str, OpKind]] = {kind.name: kind for kind in OpKind if kind is not OpKind.MESSAGE}
 VIAS: Final[Mapping[str, Via]] = {via.name.lower(): via for via in Via}

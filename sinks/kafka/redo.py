@@ -1,8 +1,9 @@
 """Records of the redo topic: encode, decode, read to the end (docs/kafka.md has the layout).
 
-A batch is some `entries` records, `refused` ones where Kafka refused messages, and one `marker`, written in one Kafka transaction
-by the one owner of the shard; a `claim` says who that is. Readers are `read_committed`, so a batch is there whole or not at all.
-It is held against its CRC all the same: the topic can be written by whoever the ACLs allow.
+A batch is some `entries` records, `groups` where producer groups are new, `refused` where Kafka refused messages, and one
+`marker`, written in one Kafka transaction by the one owner of the shard; a `claim` says who that is. Readers are `read_committed`,
+so a batch is there whole or not at all. It is held against its CRC all the same: the topic can be written by whoever the ACLs
+allow.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from sinks.kafka import contract
 from sinks.kafka.clients import NO_GROUP, bounds_of
 from store.redo_log import MARKER, NUMBER_MASK, REDO, Marker, batch_crc, decode_marker, encode_marker
 
-CLAIM, ENTRIES, REFUSED, MARK = b"claim", b"entries", b"refused", b"marker"
-#: Uncompressed, so many fit into Kafka's default record.
+CLAIM, ENTRIES, GROUPS, REFUSED, MARK = b"claim", b"entries", b"groups", b"refused", b"marker"
+#: Uncompressed, so many fit into Kafka's default record; of groups whatever their names are (contract.GROUP_MAX_BYTES).
 ENTRIES_PER_RECORD: Final = 32_768
+GROUPS_PER_RECORD: Final = 1_024
 REFUSED_PER_RECORD: Final = 2_048
 #: Characters: a reason may repeat what a client wrote.
 REASON_MAX: Final = 400
@@ -77,13 +79,19 @@ def batch_records(
     """A batch as records, the marker last."""
     for first in range(0, len(entries), ENTRIES_PER_RECORD):
         yield [(contract.REDO, ENTRIES)], pack_entries(entries[first : first + ENTRIES_PER_RECORD])
+    yield from _texts(GROUPS, groups, GROUPS_PER_RECORD)
     reasons = [(half_offset, reason[:REASON_MAX]) for half_offset, reason in refused.items()]
-    for first in range(0, len(reasons), REFUSED_PER_RECORD):
-        yield [(contract.REDO, REFUSED)], zlib.compress(json.dumps(reasons[first : first + REFUSED_PER_RECORD]).encode(), 1)
+    yield from _texts(REFUSED, reasons, REFUSED_PER_RECORD)
     encoded = encode_marker(marker, len(entries))
     encoded["crc"] = batch_crc(entries.tobytes(), encoded.tobytes(), marker.sequence)
-    rest = {"term": term, "groups": groups}
+    rest = {"term": term, "new_groups": len(groups)}
     yield [(contract.REDO, MARK)], encoded.tobytes() + json.dumps(rest).encode()
+
+
+def _texts(kind: bytes, numbered: list[tuple[int, str]], per_record: int) -> Iterator[Record]:
+    """Pairs of a number and a text, as records that fit."""
+    for first in range(0, len(numbered), per_record):
+        yield [(contract.REDO, kind)], zlib.compress(json.dumps(numbered[first : first + per_record]).encode(), 1)
 
 
 class Decoder:
@@ -92,7 +100,12 @@ class Decoder:
 
     def __init__(self, partition: int, *, cut: bool = False) -> None:
         self.partition, self._cut = partition, cut
+        self._forget()
+
+    def _forget(self) -> None:
+        """What belongs to one batch."""
         self._parts: list[Array] = []
+        self._groups: list[tuple[int, str]] = []
         self._refused: list[tuple[int, str]] = []
 
     def take(self, message: Message) -> Claim | RedoBatch | None:
@@ -101,13 +114,17 @@ class Decoder:
         behind = int(message.offset() or 0) + 1
         try:
             if kind == CLAIM:
-                self._parts, self._refused, self._cut = [], [], False
+                self._forget()
+                self._cut = False
                 return Claim(self.partition, behind, int(json.loads(value)["term"]))
             if kind == ENTRIES:
                 self._parts.append(unpack_entries(value))
                 return None
+            if kind == GROUPS:
+                self._groups += _pairs(json.loads(zlib.decompress(value)))
+                return None
             if kind == REFUSED:
-                self._refused += _reasons(json.loads(zlib.decompress(value)))
+                self._refused += _pairs(json.loads(zlib.decompress(value)))
                 return None
             if kind == MARK:
                 return self._batch(value, behind)
@@ -117,23 +134,27 @@ class Decoder:
 
     def _batch(self, value: bytes, behind: int) -> RedoBatch | None:
         entries = np.concatenate(self._parts) if self._parts else np.empty(0, REDO)
-        refused, may_be_cut = self._refused, self._cut
-        self._parts, self._refused, self._cut = [], [], False
+        groups, refused, may_be_cut = self._groups, self._refused, self._cut
+        self._forget()
+        self._cut = False
         raw, rest = bytearray(value[: MARKER.itemsize]), json.loads(value[MARKER.itemsize :])
         encoded = np.frombuffer(bytes(raw), MARKER, 1)[0]
         marker = decode_marker(encoded)
-        if may_be_cut and len(entries) < int(encoded["tag"]) & NUMBER_MASK:
+        told = int(rest.get("new_groups", 0))
+        if may_be_cut and (len(entries) < int(encoded["tag"]) & NUMBER_MASK or len(groups) < told):
             return None
         raw[8:12] = bytes(4)
         if batch_crc(entries.tobytes(), bytes(raw), marker.sequence) != int(encoded["crc"]):
             raise ValueError(f"the CRC of batch {marker.sequence} does not match")
-        groups = [(int(number), str(name)) for number, name in rest["groups"]]
-        refused += _reasons(rest.get("refused", []))  # where they stood at first
+        if len(groups) != told:
+            raise ValueError(f"batch {marker.sequence} has {told} new groups, and {len(groups)} are told")
+        groups += _pairs(rest.get("groups", []))  # where both stood at first
+        refused += _pairs(rest.get("refused", []))
         return RedoBatch(self.partition, behind, entries, marker, int(rest["term"]), groups, refused)
 
 
-def _reasons(found: list[Any]) -> list[tuple[int, str]]:
-    return [(int(half_offset), str(reason)) for half_offset, reason in found]
+def _pairs(found: list[Any]) -> list[tuple[int, str]]:
+    return [(int(number), str(text)) for number, text in found]
 
 
 def redo_consumer(options: dict[str, Any]) -> Consumer:

@@ -76,7 +76,8 @@ class Watch:
     def __init__(self, cluster: Cluster, topic: str) -> None:
         self._cluster, self._topic = cluster, topic
         options = {"bootstrap.servers": cluster.bootstrap, "group.id": "unused", "enable.auto.commit": False, "log_level": 2}
-        self._consumer = Consumer({**options, "isolation.level": "read_committed", "auto.offset.reset": "error"})
+        options |= {"isolation.level": "read_committed", "auto.offset.reset": "error", "reconnect.backoff.max.ms": 1000}
+        self._consumer = Consumer(options)
         self._consumer.assign([TopicPartition(topic, partition, 0) for partition in range(REAL_PARTITIONS)])
         self.seen: list[Seen] = []
         self._reached: dict[int, int] = {}

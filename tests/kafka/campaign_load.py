@@ -86,6 +86,7 @@ class DirectLoad:
     def __init__(self, world: KafkaWorld, topic: str, partitions: int, seed: int) -> None:
         self._world, self._topic, self._partitions, self._rng = world, topic, partitions, random.Random(seed)
         options = {"bootstrap.servers": world.cluster.bootstrap, "enable.idempotence": True, "log_level": 2, "linger.ms": 2}
+        options["reconnect.backoff.max.ms"] = 1000
         self._producer = Producer({**options, "delivery.timeout.ms": 1_800_000, "message.timeout.ms": 1_800_000})
         self.promised = Promised()
         self.sent = self.rolled_back = self.undecided = 0

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.kafka import Cluster, kafka_cluster
+from tests.support.kafka import FIRST_COMPILER, Cluster, kafka_cluster
+
+
+@pytest.fixture(scope="package", autouse=True)
+def first_compiler() -> Iterator[None]:
+    """Every Java that a test starts, jobs, executors and workers too: none lives long enough for the second compiler."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAVA_TOOL_OPTIONS", FIRST_COMPILER)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,10 @@ from tests.support.same_history import LIVE, groups_of, history, other, play_emb
 INTERVAL_S = 600
 ROUND_S = INTERVAL_S + 1
 
-TOPICS = ("cases", "barrier", "mixed", "heels", "same", "rebuilt")
+#: Small, so that a test can have more than the driver keeps.
+BATCH = 200
+
+TOPICS = ("cases", "barrier", "many", "mixed", "heels", "same", "rebuilt")
 
 #: The first test waits for Kafka, Java and Spark to start.
 pytestmark = pytest.mark.timeout(900)
@@ -47,7 +50,12 @@ def world(kafka: Cluster) -> Iterator[KafkaWorld]:
     with KafkaWorld(
         kafka,
         1,
-        ["transactionCheckMax=2", f"transactionCheckInterval={INTERVAL_S}s", "kafkaRetryInterval=1s", "kafkaLeaseTimeout=20s"],
+        [
+            "transactionCheckMax=2",
+            f"transactionCheckInterval={INTERVAL_S}s",
+            "kafkaRetryInterval=1s",
+            f"maxRecordsPerBatch={BATCH}",
+        ],
     ) as world:
         for topic in TOPICS:
             kafka.create_topic(topic)
@@ -88,7 +96,7 @@ def member(world: KafkaWorld, group: str, **options: Any) -> Iterator[None]:
 
     def poll() -> None:
         while not leaving.is_set():
-            consumer.poll(500)
+            consumer.poll(100)
             if consumer.assignment():
                 joined.set()
         consumer.close()
@@ -309,25 +317,48 @@ def test_22_37_50_56_poison_and_ops_that_come_early_or_late_hinder_nobody(world:
     assert not [done.offset for done in sent if found[0, done.offset]]
 
 
+@contextlib.contextmanager
+def open_transaction(world: KafkaWorld) -> Iterator[None]:
+    """Somebody's in the half partition, with a half that nobody may read; in the end it is aborted."""
+    producer = Producer({"bootstrap.servers": world.cluster.bootstrap, "transactional.id": "somebody-else"})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    headers: dict[str, str | bytes | None] = {"escrow-group": b"orders", "escrow-topic": b"cases"}
+    producer.produce(world.half, b"never", partition=0, headers=headers)
+    assert producer.flush(60) == 0
+    yield
+    producer.abort_transaction(60)
+
+
 def test_an_end_waits_for_a_half_behind_a_transaction_that_is_still_open(world: KafkaWorld) -> None:
     """Nobody may read the half yet, and its group is not known before it is read."""
     settled(world)
-    open_one = Producer({"bootstrap.servers": world.cluster.bootstrap, "transactional.id": "somebody-else"})
-    open_one.init_transactions(60)
-    open_one.begin_transaction()
-    headers: dict[str, str | bytes | None] = {"escrow-group": b"orders", "escrow-topic": b"cases"}
-    open_one.produce(world.half, b"never", partition=0, headers=headers)
-    assert open_one.flush(60) == 0
-    place = world.prepare(b"behind", "cases", group="newcomers")
-    collected = 'escrow_batch_phase_seconds_count{phase="settle"}'
-    before = figures(world)[collected]
-    world.say(place, "COMMIT", group="newcomers")
-    world.await_that(lambda: figures(world)[collected], lambda now: now > before)
-    assert not places_in(world, "cases")[place]
-    open_one.abort_transaction(60)
+    with open_transaction(world):
+        place = world.prepare(b"behind", "cases", group="newcomers")
+        collected = 'escrow_batch_phase_seconds_count{phase="settle"}'
+        before = figures(world)[collected]
+        world.say(place, "COMMIT", group="newcomers")
+        world.await_that(lambda: figures(world)[collected], lambda now: now > before)
+        assert not places_in(world, "cases")[place]
     world.await_that(lambda: places_in(world, "cases")[place], bool)
     settled(world)
     assert places_in(world, "cases")[place] == 1
+
+
+def test_more_ends_than_the_driver_keeps_wait_for_halves_behind_an_open_transaction(world: KafkaWorld) -> None:
+    settled(world)
+    count, log = 12 * BATCH, world.jobs[-1].directory / "logs" / "job-events.log"
+    with open_transaction(world):
+        waits = [world.send_half(b"%d" % number, "many") for number in range(count)]
+        places = [(done.partition, done.offset) for done in (wait.get(60) for wait in waits)]
+        for wait in [world.send_op(place, "COMMIT") for place in places]:
+            wait.get(60)
+        world.await_that(lambda: "read again later" in log.read_text() if log.exists() else False, bool)
+        assert not world.released("many")
+    released = world.await_released("many", count)
+    assert [int(message.value()) for message in released] == list(range(count)), "each once, in the order of their ends"
+    settled(world)
+    assert len(world.released("many")) == count
 
 
 def test_a_release_that_kafka_refuses_waits_on_a_list_and_the_rest_goes_on(world: KafkaWorld) -> None:

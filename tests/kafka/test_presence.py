@@ -6,9 +6,11 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+import pytest
 from confluent_kafka import Consumer
 
 from sinks.kafka.clients import Connection
+from streaming import kafka_presence
 from streaming.kafka_presence import GroupsAlive
 from tests.support.endpoint import until
 from tests.support.kafka import Cluster
@@ -18,9 +20,8 @@ PREFIX = "presence-check-"
 
 @contextlib.contextmanager
 def member(kafka: Cluster, group: str) -> Iterator[None]:
-    consumer = Consumer(
-        {"bootstrap.servers": kafka.bootstrap, "group.id": PREFIX + group, "session.timeout.ms": 6000, "log_level": 2}
-    )
+    options = {"bootstrap.servers": kafka.bootstrap, "group.id": PREFIX + group, "session.timeout.ms": 6000, "log_level": 2}
+    consumer = Consumer({**options, "reconnect.backoff.max.ms": 1000})
     consumer.subscribe(["presence"])
     leaving = threading.Event()
 
@@ -38,7 +39,10 @@ def member(kafka: Cluster, group: str) -> Iterator[None]:
         thread.join()
 
 
-def test_a_group_with_a_member_is_live_also_when_the_broker_was_away(breakable_kafka: Cluster) -> None:
+def test_a_group_with_a_member_is_live_also_when_the_broker_was_away(
+    breakable_kafka: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_presence, "ASK_S", 2.0)  # a broker that is away is waited for to no end
     kafka = breakable_kafka
     kafka.create_topic("presence")
     alive = GroupsAlive(Connection(kafka.bootstrap), PREFIX)

@@ -297,6 +297,18 @@ def test_bodies_of_earlier_batches_are_found_wherever_they_lie(shard: OneShard) 
     assert sorted(arrived) == [0, 1, 5, 300, 700, 1000, 1001, 1999]
 
 
+def test_very_many_new_groups_in_one_batch_are_told_and_known_to_who_comes_after(shard: OneShard) -> None:
+    """As JSON their names are several times what Kafka takes as one record."""
+    names = [f"group-{number}".ljust(contract.GROUP_MAX_BYTES, "-") for number in range(50_000)]
+    driver = shard.driver("first")
+    feed = shard.feed(driver, shard.halves(b"a"))
+    for name in names:
+        driver.store.group_no(name)
+    Settler(driver, Policy()).settle(feed, NOW_MS)
+    assert shard.driver("second").store.groups == driver.store.groups == ["g", *names]
+    assert shard.bodies() == Counter([b"a"])
+
+
 def test_a_time_that_is_none_is_not_taken(shard: OneShard) -> None:
     driver = shard.driver()
     places = shard.halves(b"a", escrow_born_time="9" * 30) + shard.halves(b"b", escrow_born_time="soon")

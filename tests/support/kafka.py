@@ -23,6 +23,7 @@ from typing import IO, Any
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from sinks.kafka.redo import take
 from streaming import jars
 from tests.support.certificates import Pair
 from tests.support.tools import require_tool
@@ -32,7 +33,11 @@ CLUSTER_ID = "ZXNjcm93LXRlc3RzLWthZg"
 BROKER_POM = Path(__file__).with_name("kafka-broker-pom.xml")
 SASL_USER, SASL_PASSWORD = "escrow", "a secret"
 #: Small heaps and the first compiler only: the machine has little of everything, and a test is short.
-JAVA = ("-Xms128m", "-Xmx400m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+FIRST_COMPILER = "-XX:TieredStopAtLevel=1"
+JAVA = ("-Xms128m", "-Xmx400m", "-XX:+UseSerialGC", FIRST_COMPILER)
+
+#: A broker that was killed is let in again when the one that it was is given up: after nine seconds by default.
+ALONE = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "300"}
 
 
 def cached_jars(pom: Path) -> Path:
@@ -152,13 +157,15 @@ class Cluster:
     def read_all(self, topic: str, *, isolation: str = "read_committed") -> list[Any]:
         """Every message that is in a topic now, by partition and offset."""
         options = {"bootstrap.servers": self.bootstrap, "group.id": "unused", "enable.auto.commit": "false", "log_level": 2}
-        consumer = Consumer({**options, "isolation.level": isolation, "enable.partition.eof": "true"})
+        # The end is told when the broker has waited for more in vain: half a second by default, and tests look often.
+        options |= {"isolation.level": isolation, "enable.partition.eof": "true", "fetch.wait.max.ms": 10}
+        consumer = Consumer(options)
         try:
             partitions = sorted(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
             consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
             left, messages = set(partitions), []
             while left:
-                for message in consumer.consume(1000, timeout=1.0):
+                for message in take(consumer, 1000, timeout_s=1.0):
                     if message.error() is None:
                         messages.append(message)
                     else:
@@ -216,6 +223,7 @@ def _properties(broker: Broker, controller_port: int, voters: str, count: int, e
         "group.initial.rebalance.delay.ms": "0",
         "group.min.session.timeout.ms": "1000",
         "log.flush.interval.messages": "9223372036854775807",
+        **(ALONE if count == 1 else {}),
         **extra,
     }
 

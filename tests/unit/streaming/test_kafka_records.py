@@ -70,6 +70,7 @@ def test_a_half_keeps_offset_size_time_group_and_immunity():
         GOOD[1:],
         [("escrow-group", b""), GOOD[1]],
         [("escrow-group", b"\xff"), GOOD[1]],
+        [("escrow-group", b"x" * 128), GOOD[1]],
         [*GOOD, ("\N{REPLACEMENT CHARACTER}", b"1")],
         [("escrow-group", None), GOOD[1]],
     ],
@@ -77,6 +78,12 @@ def test_a_half_keeps_offset_size_time_group_and_immunity():
 def test_a_half_that_names_no_group_or_no_topic_is_quarantined(headers):
     (piece,) = packed([{"offset": 0, "headers": GOOD}, {"offset": 1, "headers": headers}]).values()
     assert piece.records["corrupt"].tolist() == [0, 1]
+    assert piece.names == ["orders"]
+
+
+def test_a_group_may_be_as_long_as_anywhere_in_escrow():
+    (piece,) = packed([{"offset": 0, "headers": [("escrow-group", b"x" * 127), GOOD[1]]}]).values()
+    assert (piece.names, piece.records["corrupt"].tolist()) == (["x" * 127], [0])
 
 
 def test_the_first_of_two_headers_of_one_name_counts():

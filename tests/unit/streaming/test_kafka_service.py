@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from sinks.kafka import clients, contract
-from store.records import ROW
+from store.records import OP, ROW, OpKind
 from store.redo_log import Marker
 from store.shard import Undeliverable
 from streaming import kafka_service
 from streaming.errors import JobError
+from streaming.kafka_records import Piece
 
 
 # --- undeliverable messages ---------------------------------------------------------------------------------------------
@@ -42,6 +45,53 @@ def test_large_undeliverable_messages_are_tried_a_few_at_a_time_and_one_at_least
     assert kafka_service.next_tries(undeliverable, rows_of(kafka_service.RELEASE_BYTES_MAX + 1)).tolist() == [0]
 
 
+# --- ops that wait for their halves -------------------------------------------------------------------------------------
+KEPT = 8
+
+
+class Waiting:
+    """A shard whose op `n` is about half `of[n]`; batches bring what `batch` says. `settled`: op offsets, in their order."""
+
+    def __init__(self, of: list[int]) -> None:
+        self.of, self.op_end, self.settled = of, 0, list[int]()
+        self.service = cast("Any", kafka_service.KafkaJobService.__new__(kafka_service.KafkaJobService))
+        self.service.topics, self.service._half_watcher = contract.Topics("half", "op", "redo", "check", "discard", "lease"), None
+        self.service.settings = SimpleNamespace(max_records_per_batch=KEPT // kafka_service.DEFERRED_BATCHES)
+        self.service.parts, self.service._stopping = {0: None}, threading.Event()
+        self.service._read_range = self.ops
+        store = SimpleNamespace(group_no=lambda _: 0, known_group=lambda _: 0)
+        self.shard: Any = SimpleNamespace(marker=Marker(), partition=0, store=store, deferred=[], unkept=None, waits=False)
+        self.shard.table = rows_of(1)
+
+    def ops(self, _partition: int, start: int, stop: int) -> list[Piece]:
+        found = np.zeros(stop - start, OP)
+        found["op_offset"], found["half_offset"], found["kind"] = np.arange(start, stop), self.of[start:stop], int(OpKind.COMMIT)
+        return [Piece(["g"], found)] if len(found) else []
+
+    def batch(self, half_stop: int, op_stop: int) -> None:
+        """Halves may be read up to here; ops come up to there."""
+        new, self.op_end = self.ops(0, self.op_end, op_stop), op_stop
+        for piece in self.service._pieces(self.shard, [], new, {"half": {0: half_stop}, "op": {0: op_stop}}):
+            assert (piece.ops["half_offset"] < half_stop).all(), "no op overtakes its half"
+            self.settled += piece.ops["op_offset"].tolist()
+            self.shard.marker = Marker(half_cursor=piece.half_stop, op_cursor=piece.op_stop)
+        assert sum(len(piece.records) for piece in self.shard.deferred) <= KEPT
+
+
+@given(st.lists(st.integers(0, 30), max_size=60), st.lists(st.tuples(st.integers(0, 31), st.integers(0, 60)), max_size=12))
+@example([20] + 40 * [1], [(5, 41), (21, 41)])
+def test_ops_that_wait_are_kept_up_to_a_bound_and_settled_once_and_in_order(of: list[int], steps: list[tuple[int, int]]) -> None:
+    waiting, half_stop, op_stop = Waiting(of), 0, 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clients, "bounds_of", lambda *_: (0, 31))
+        for half, op in [*steps, (31, len(of))]:
+            half_stop, op_stop = max(half_stop, half), max(op_stop, min(op, len(of)))
+            waiting.batch(half_stop, op_stop)
+            assert waiting.settled == list(range(len(waiting.settled)))
+    assert waiting.settled == list(range(len(of)))
+    assert (waiting.shard.unkept, waiting.shard.marker.op_cursor) == (None, len(of))
+
+
 # --- the lease ----------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def standby(monkeypatch):
@@ -49,7 +99,7 @@ def standby(monkeypatch):
     made: Any = kafka_service.KafkaJobService.__new__(kafka_service.KafkaJobService)
     made.settings = SimpleNamespace(kafka_bootstrap_servers="")
     made.topics, made.connection = contract.Topics("half", "op", "redo", "check", "discard", "lease"), None
-    made._lease = SimpleNamespace(held=threading.Event(), lost=threading.Event())
+    made._lease = SimpleNamespace(held=threading.Event(), lost=threading.Event(), elsewhere=threading.Event())
     made._opening, made._ends, made.claimed = threading.Lock(), {}, []
 
     def opened(number: int) -> Any:
@@ -74,6 +124,14 @@ def test_a_driver_that_lost_the_lease_before_it_claimed_anything_says_so_and_end
     with pytest.raises(JobError, match="another driver is the master"):
         standby.take_over(timeout_s=5)
     assert standby.claimed == []
+
+
+def test_a_driver_stands_by_as_soon_as_kafka_says_that_another_has_the_lease_and_then_waits_for_it(standby):
+    standby._lease.elsewhere.set()
+    assert not standby.take_over(timeout_s=3600)
+    threading.Timer(0.5, standby._lease.held.set).start()
+    assert standby.take_over()
+    assert standby.claimed == [0, 1, 2, 3]
 
 
 # --- ticks --------------------------------------------------------------------------------------------------------------
