@@ -10,7 +10,7 @@ While a cycle flushes, the next one gathers. Ends come first and are never refus
 
 The event loop never waits for the disk: a thread does steps 2 and 4, and steps 1 and 3, too, when the cycle is large or needs new
 files or names. A small cycle that needs none only writes a few pages into the system's cache. That is done in the event loop, and
-its flush by the kernel alone (store.disk.Flusher): to hand it to a thread costs more than to do it, because loop and thread fight
+its flush by the kernel alone (flusher.py): to hand it to a thread costs more than to do it, because loop and thread fight
 for the interpreter's lock.
 
 A batch of several callers is refused as a whole when one of their messages breaks a rule; each caller's are then tried alone,
@@ -30,7 +30,7 @@ from time import perf_counter
 from typing import Any, Final
 
 from ingest.errors import Closing, EdgeFailed, Overloaded
-from store.disk import make_flusher
+from ingest.flusher import make_flusher
 from store.edge import EdgeStore, End
 from store.ends import Answer
 from store.errors import FlushFailed, InvalidRecord, StoreError

@@ -127,8 +127,8 @@ class Consumption:
 
     # --- news ---------------------------------------------------------------------------------------------------------------------
     def published(self) -> None:
-        """In the committer's thread or in the loop: something new is flushed. Calls that come before the event loop looked are one. While nobody
-        polls, it need not look: whoever comes looks first (in this order, so that none falls between)."""
+        """In the committer's thread or in the loop: something new is flushed. Calls that come before the event loop looked are one.
+        While nobody polls, it need not look: whoever comes looks first (in this order, so that none falls between)."""
         if self._polls_open and not self._called and not self._closing:
             self._called = True
             with contextlib.suppress(RuntimeError):  # the event loop has ended

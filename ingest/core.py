@@ -9,8 +9,8 @@
     done = await edge.act(Action("rollback", "ada", "ticket 7", ids=[id]))      # as operator
     await edge.close()
 
-Everything is asyncio and nothing here waits for the disk: the kernel or the committer's thread does. This room and `streaming` are the only
-ones that read a clock.
+Everything is asyncio and nothing here waits for the disk: the kernel or the committer's thread does. This room and `streaming`
+are the only ones that read a clock.
 
 Refusals: a standby takes neither halves nor messages nor ends and hands nothing over; rejectTransactionMessage refuses halves
 only; load refuses halves and messages before it would ever refuse an end.

@@ -13,8 +13,6 @@ from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from msgspec.structs import replace
-
 from escrow.settings import Settings
 from escrow.tracing import TRACEPARENT, Tracer
 from ingest.checks import Handover
@@ -84,7 +82,7 @@ class TracedEdge(Edge):
         size_bytes = sum(len(json.dumps([name, value])) for name, value in message.properties.items())
         if size_bytes + len(message.dedup_key) * 6 + ROOM_BYTES > PROPERTIES_MAX_BYTES:
             return message
-        return replace(message, properties={**message.properties, TRACEPARENT: traceparent})
+        return message._replace(properties={**message.properties, TRACEPARENT: traceparent})
 
     def _keep(self, half_offset: int, message: Message) -> None:
         if half_offset >= 0:

@@ -19,19 +19,14 @@ import os
 import signal
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from store.errors import Corrupt, FlushFailed, StoreUnusable
 
-with suppress(ImportError):  # not everywhere
-    from caio import linux_aio
-
 FAILPOINT_VARIABLE: Final = "ESCROW_FAILPOINT"
 TEMPORARY_SUFFIX: Final = ".new"
-FLUSHES_MAX: Final = 4
 EVERY_PASS: Final = 0
 _ZEROS: Final = memoryview(bytes(1 << 20))
 
@@ -162,47 +157,26 @@ def _flush_failed(error: StoreUnusable) -> FlushFailed:
     return FlushFailed(f"{error}; reopen the store to find out what is durable")
 
 
-class Flusher:
-    """Flushes while the caller goes on: the kernel does the work (Linux AIO), `fileno` becomes readable when it is through, and
-    `collect` tells whoever asked for it. A thread could do the same, but in Python it has to fight for the interpreter's lock
-    twice a flush. Used by one thread."""
+class Flusher(Protocol):
+    """Somebody who flushes while the caller goes on."""
 
-    def __init__(self) -> None:
-        self._context = linux_aio.Context(FLUSHES_MAX)
-        self.fileno: int = self._context.fileno
+    def begin(self, fd: int, done: Callable[[int], None]) -> bool:
+        """Begin an fdatasync; `done` is told its errno, 0 if all is well. False where it cannot: nothing has happened then."""
 
-    def flush(self, fd: int, point: str, path: Path, done: Callable[[FlushFailed | None], None]) -> bool:
-        """`flush`, begun: `done` is told how it ended. False where the kernel does not take it: nothing has happened then."""
-        operation = linux_aio.Operation.fdsync(fd)
-        operation.set_callback(partial(self._done, path, done))
-        try:
-            with step(f"{point}.flush", path) as action:
-                if action:  # it is to die behind the flush
-                    os.fdatasync(fd)
-                return self._context.submit(operation) == 1
-        except StoreUnusable as error:
-            raise _flush_failed(error) from error
-        except Exception:  # the binding has one for each reason why io_submit may refuse
-            return False
 
-    @staticmethod
-    def _done(path: Path, done: Callable[[FlushFailed | None], None], result: int) -> None:
-        code = -result % (1 << 64)  # the binding gives it without its sign
+def begin_flush(flusher: Flusher, fd: int, point: str, path: Path, done: Callable[[FlushFailed | None], None]) -> bool:
+    """`flush`, begun: `done` is told how it ended. False where it must be waited for."""
+
+    def through(code: int) -> None:
         done(_flush_failed(unusable(OSError(code, os.strerror(code)), path)) if code else None)
 
-    def collect(self) -> None:
-        """Tell of the flushes that are through."""
-        with suppress(BlockingIOError):  # woken for nothing
-            self._context.poll()
-        self._context.process_events(FLUSHES_MAX)
-
-
-def make_flusher() -> Flusher | None:
-    """None where the system has no AIO, or none left (fs.aio-max-nr): a thread has to do."""
     try:
-        return Flusher()
-    except Exception:  # the binding is not here, or has one for each reason why io_setup may refuse
-        return None
+        with step(f"{point}.flush", path) as action:
+            if action:  # it is to die behind the flush
+                os.fdatasync(fd)
+            return flusher.begin(fd, through)
+    except StoreUnusable as error:
+        raise _flush_failed(error) from error
 
 
 def flush_directory(path: Path, point: str) -> None:

@@ -59,7 +59,6 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from msgspec import Struct
 
 from store.errors import Corrupt, DelayedHalf, IllegalName, IllegalProperty
 from store.records import NO_POSITION, OpKind, Via
@@ -191,7 +190,7 @@ NO_HOST: Final = bytes(16)
 NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-class Message(Struct, frozen=True):
+class Message(NamedTuple):
     """What a producer hands in: a half, or an ordinary message."""
 
     group: str

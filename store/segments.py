@@ -194,7 +194,7 @@ class SegmentedFile:
 
         begun = False
         try:
-            begun = flusher.flush(segment.fd, self.point, segment.path, through)
+            begun = disk.begin_flush(flusher, segment.fd, self.point, segment.path, through)
         finally:
             if not begun:
                 self._dirty.add(segment.start)

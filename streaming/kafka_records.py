@@ -39,7 +39,9 @@ _DIGITS_MAX: Final = 18
 #: Spark's source asks for a partition's bounds after every poll, and then what its client has fetched beyond the poll is thrown
 #: away. With Kafka's default, 500 records a poll, small records are fetched several times: a poll should take all of a fetch,
 #: which is 1 MiB. More of it is more memory for every partition.
-POLL: Final = {"kafka.isolation.level": "read_committed", "kafka.max.poll.records": "10000"}
+#: At the end of a partition the client asks ahead for records that are not there yet, and what Spark asks next waits behind that
+#: for as long as the broker does: half a second by default, for each partition.
+POLL: Final = {"kafka.isolation.level": "read_committed", "kafka.max.poll.records": "10000", "kafka.fetch.max.wait.ms": "10"}
 
 Array = np.ndarray[Any, Any]
 Ints = npt.NDArray[np.int64]

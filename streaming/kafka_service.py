@@ -8,6 +8,9 @@ One micro-batch:
     1  collect     columns of metadata from the executors; where Spark's range ends, from its offset log
     2  cut         no op overtakes its half: ops that were read before their halves wait for the next batch
     3  settle      for each shard, side by side: match → task on an executor → read back → apply (settle.py, kafka_shard.py)
+While a batch is settled, Spark goes on and the next one is collected; that one is settled when the whole of this one is applied.
+So Spark's checkpoint may be a batch ahead of the shards, which no one relies on: every start begins at their cursors. A batch that
+fails ends the job, and with it the one that waits.
 Rounds and attempts at undeliverable messages are batches of their own, from the ticker's thread, under the shard's lock.
 """
 
@@ -21,7 +24,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -70,6 +73,8 @@ RELEASE_BYTES_MAX: Final = 128 << 20
 #: An idle shard says where it stands this often (of fileReservedTime), one that never had a batch too: a redo partition whose
 #: beginning is gone and that has no marker is taken for one that was lost.
 MARKER_SHARE: Final = 0.25
+#: The first one waits for this long: where there is a backlog, its batches say it.
+FIRST_MARKER_MS: Final = 10_000
 _WITH_BODIES: Final = np.array([int(kind) for kind in (OpKind.COMMIT, OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED)], np.uint8)
 
 Array = np.ndarray[Any, Any]
@@ -84,6 +89,7 @@ class _Part:
         self.settler = Settler(shard, policy, RELEASE_BYTES_MAX)
         self.rounds: Rounds | None = None
         self.retry_at_ms = 0
+        self.claimed_ms = 0
 
 
 class KafkaJobService:
@@ -110,6 +116,7 @@ class KafkaJobService:
         self._error: BaseException | None = None
         self._ends: dict[str, dict[int, int]] = {}
         self._early: dict[int, list[Piece]] = {}
+        self._at_work: list[Future[None]] = []  # the batch that is settled, a shard each
         self._pool: ThreadPoolExecutor | None = None
         self._ticker = threading.Thread(target=self._run_ticker, name="ticker", daemon=True)
         self._closed = False
@@ -200,8 +207,8 @@ class KafkaJobService:
 
     def _claim(self, part: _Part) -> None:
         """From here on the shard is ours."""
-        shard = part.shard
-        shard.claim(self.owner, self.clock.now_ms())
+        shard, part.claimed_ms = part.shard, self.clock.now_ms()
+        shard.claim(self.owner, part.claimed_ms)
         root, op_end = shard.store.root, partial(self._end_of, self.topics.op, shard.partition)
         live = partial(self._live_groups, shard)
         part.rounds = Rounds(part.settler, live, self.guard.discards_allowed, self.clock.now_ms(), root=root, op_end=op_end)
@@ -259,10 +266,12 @@ class KafkaJobService:
     def stop(self) -> None:
         """1 no new batches · 2 the one at work ends · 3 shards are flushed and closed · 4 the lease is given back."""
         self._stopping.set()
+        give_up_s = time.monotonic() + STOP_S
         if self._query is not None:
             stopper = threading.Thread(target=self._stop_query, args=(self._query,), name="stopper", daemon=True)
             stopper.start()
             stopper.join(STOP_S)
+        wait(self._at_work, max(0.0, give_up_s - time.monotonic()))
         if self._ticker.is_alive():
             self._ticker.join(STOP_S)
         if self._closed:
@@ -272,6 +281,7 @@ class KafkaJobService:
             # One that does not let go in time is left as it is: its files are derived.
             if shard.lock.acquire(timeout=1.0):
                 shard.close(clean=True)
+                shard.lock.release()
         if self._lease is not None:
             self._lease.close()
         self._watcher.close()
@@ -304,6 +314,8 @@ class KafkaJobService:
         halves, ops = collect(rows)  # 1
         ends = self._ends_of(batch_id)
         self.metrics.phase_s.labels("collect").observe(time.perf_counter() - started_s)
+        for done in self._at_work:  # the batch before: what it left behind is where this one begins
+            done.result()
         self._open_new(ends)
         for partition, pieces in self._early.items():  # ops of a half partition that Spark had not found yet
             if partition in self.parts:
@@ -315,12 +327,10 @@ class KafkaJobService:
             if any(ends[topic].get(partition, 0) > self._ends[topic].get(partition, 0) for topic in ends)
         ]
         assert self._pool is not None
-        work = [
+        self._at_work = [
             self._pool.submit(self._settle, self.parts[partition], halves.get(partition, []), ops.get(partition, []), ends)
             for partition in changed
         ]
-        for done in work:
-            done.result()
         self._ends = ends
         self.batches += 1
 
@@ -330,13 +340,20 @@ class KafkaJobService:
         return {topic: {int(partition): int(at) for partition, at in found.items()} for topic, found in json.loads(text).items()}
 
     def _settle(self, part: _Part, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]) -> None:
-        shard, now_ms = part.shard, self.clock.now_ms()
-        with shard.lock:
-            started_s = time.perf_counter()
-            for piece in self._pieces(shard, halves, ops, ends):
-                settled = part.settler.settle(piece, now_ms)
-                count_settled(self.metrics, piece, settled, now_ms)
-            self.metrics.phase_s.labels("settle").observe(time.perf_counter() - started_s)
+        try:
+            with part.shard.lock:
+                if not self._stopping.is_set():
+                    self._settle_shard(part, halves, ops, ends)
+        except BaseException as error:  # at once: there may be no further batch to tell it to
+            self._fail(error)
+            raise
+
+    def _settle_shard(self, part: _Part, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]) -> None:
+        shard, now_ms, started_s = part.shard, self.clock.now_ms(), time.perf_counter()
+        for piece in self._pieces(shard, halves, ops, ends):
+            settled = part.settler.settle(piece, now_ms)
+            count_settled(self.metrics, piece, settled, now_ms)
+        self.metrics.phase_s.labels("settle").observe(time.perf_counter() - started_s)
 
     def _pieces(self, shard: Shard, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]) -> Iterator[Feed]:
         """What the batch brings; then, when they wait for nothing any more, ops that were too many to be kept."""
@@ -461,9 +478,11 @@ class KafkaJobService:
 
     def _tick(self, part: _Part) -> None:
         now_ms, rounds = self.clock.now_ms(), part.rounds
-        if rounds is None or self._stopping.is_set():
+        if rounds is None:
             return
         with part.shard.lock:
+            if self._stopping.is_set():
+                return
             if rounds.wanted(now_ms):
                 done = rounds.rounds_done
                 count_decisions(self.metrics, rounds.work(now_ms, lambda: False))
@@ -471,10 +490,15 @@ class KafkaJobService:
             if part.shard.store.undeliverable and now_ms >= part.retry_at_ms:
                 part.retry_at_ms = now_ms + self.settings.kafka_retry_interval_ms
                 self._retry(part.shard, now_ms)
-            marker = part.shard.marker
-            if now_ms - marker.now_ms > MARKER_SHARE * self.settings.retention_ms:
+            if now_ms > self._marker_due_ms(part):
                 part.shard.commit(self._same_place(part.shard, now_ms))
                 part.shard.store.retain(now_ms, self.settings.retention_ms)
+
+    def _marker_due_ms(self, part: _Part) -> float:
+        marker = part.shard.marker
+        if not marker.sequence:
+            return part.claimed_ms + FIRST_MARKER_MS
+        return marker.now_ms + MARKER_SHARE * self.settings.retention_ms
 
     def _same_place(self, shard: Shard, now_ms: int) -> Any:
         marker = shard.marker

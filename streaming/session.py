@@ -151,7 +151,7 @@ def spark_conf(settings: Settings, run: Path, log4j: Path) -> dict[str, str]:
         # Small heap, small batches, two cores. One run each on a loaded machine, without generated code: with the first compiler
         # alone the median of the first 50 batches was 56 ms instead of 152, and a later batch took 33 ms of Java's CPU instead of
         # 38. A big backlog was not faster with it. To be measured again on a quiet machine; the collector was not compared.
-        *(["-XX:TieredStopAtLevel=1"] if settings.mode == "embedded" else []),
+        *(["-XX:TieredStopAtLevel=1"] if settings.mode == "embedded" else _roomy(settings)),
         "-XX:+UseSerialGC",
         "-Xss512k",
     ]
@@ -168,6 +168,12 @@ def spark_conf(settings: Settings, run: Path, log4j: Path) -> dict[str, str]:
         "spark.driver.extraJavaOptions": " ".join(_quoted(word) for word in java),
         **(kafka_conf(settings) if settings.mode == "kafka" else {}),
     }
+
+
+def _roomy(settings: Settings) -> list[str]:
+    """Kafka mode: the whole heap from the beginning, half of it for what is new. A heap that starts small grows by full
+    collections, and what a fetch has brought (1 MiB for each partition) is copied again and again where there is little room."""
+    return [f"-Xms{settings.spark_driver_memory_bytes >> 20}m", "-XX:NewRatio=1"]
 
 
 def _quoted(word: str) -> str:

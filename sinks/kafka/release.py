@@ -127,13 +127,29 @@ class _Owner:
     """This process's hold on a transactional id."""
 
     producer: Producer
-    consumer: Consumer
+    client: dict[str, Any]
     sequence: int  # of the last batch that it knows to be committed
+    consumer: Consumer | None = None  # of bodies
     position: int = NOWHERE  # of the consumer in the half partition
     topics: dict[str, tuple[int, float]] = field(default_factory=dict)  # partitions, known until
 
+    def bodies(self) -> Consumer:
+        """Made when it is needed, not before: a client that was there for a while and is then told to read waits for most of a
+        second until it looks for the partition's leader."""
+        if self.consumer is None:
+            options = {"group.id": clients.NO_GROUP, "enable.auto.commit": False, "auto.offset.reset": "error"}
+            queue = {
+                "queued.max.messages.kbytes": 32 << 10,
+                "fetch.message.max.bytes": 4 << 20,
+                "fetch.wait.max.ms": 20,
+                "fetch.queue.backoff.ms": 5,  # by default a client whose queue was full fetches nothing for a second
+            }
+            self.consumer = Consumer({**self.client, **options, **queue})
+        return self.consumer
+
     def close(self) -> None:
-        self.consumer.close()
+        if self.consumer is not None:
+            self.consumer.close()
 
 
 _owners: dict[str, _Owner] = {}
@@ -185,19 +201,12 @@ def _forget(key: str) -> None:
 
 
 def _take(task: Task, key: str) -> _Owner:
-    """Steps 1 and 2, and a consumer for bodies."""
+    """Steps 1 and 2."""
     target = task.target
     for other in [other for other in _owners if other.startswith(f"{target.transactional_id}/")]:
         _forget(other)
     producer, sequence = _fence(task)
-    options = {"group.id": clients.NO_GROUP, "enable.auto.commit": False, "auto.offset.reset": "error"}
-    queue = {
-        "queued.max.messages.kbytes": 32 << 10,
-        "fetch.message.max.bytes": 4 << 20,
-        "fetch.wait.max.ms": 20,
-        "fetch.queue.backoff.ms": 5,  # by default a client whose queue was full fetches nothing for a second
-    }
-    owner = _owners[key] = _Owner(producer, Consumer({**target.client, **options, **queue}), sequence)
+    owner = _owners[key] = _Owner(producer, target.client, sequence)
     return owner
 
 
@@ -225,6 +234,9 @@ def make_producer(target: Target) -> Producer:
         "batch.size": 1 << 20,
         "batch.num.messages": BATCH_MESSAGES_MAX,
         "delivery.report.only.error": True,
+        # By default a client connects to a broker when it has something for it, and one that finds its coordinator not connected
+        # yet looks again after half a second.
+        "enable.sparse.connections": False,
     }
     return Producer({**target.client, **options})
 
@@ -596,22 +608,22 @@ class _Attempt:
 
 def read_range(owner: _Owner, topic: str, partition: int, wanted: set[int]) -> dict[int, Message]:
     """The messages at these offsets of a partition; those that are not there any more are left out."""
-    first, stop = min(wanted), max(wanted) + 1
+    consumer, first, stop = owner.bodies(), min(wanted), max(wanted) + 1
     if not first - GAP_MAX <= owner.position <= first:
-        owner.consumer.assign([TopicPartition(topic, partition, first)])
+        consumer.assign([TopicPartition(topic, partition, first)])
     owner.position = first
     give_up_s = time.monotonic() + DEADLINE_S
     found: dict[int, Message] = {}
     while len(found) < len(wanted) and owner.position < stop:
-        for message in redo.take(owner.consumer, min(10_000, stop - owner.position), 1.0):
+        for message in redo.take(consumer, min(10_000, stop - owner.position), 1.0):
             error, offset = message.error(), message.offset()
             if error is None and offset is not None:
                 owner.position = offset + 1
                 if offset in wanted:
                     found[offset] = message
             elif error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET:  # retention took the beginning
-                owner.position = clients.bounds_of(owner.consumer, topic, partition)[0]
-                owner.consumer.assign([TopicPartition(topic, partition, owner.position)])
+                owner.position = clients.bounds_of(consumer, topic, partition)[0]
+                consumer.assign([TopicPartition(topic, partition, owner.position)])
         if time.monotonic() > give_up_s:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no half {owner.position} within {DEADLINE_S:.0f} s"))
     return found

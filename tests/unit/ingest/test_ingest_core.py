@@ -33,9 +33,9 @@ class Gate:
         self.flushes = 0
         self._commit._flush = self._wait
         flusher = w.edge._committer._flusher
-        self._begin, self._held = flusher and flusher.flush, []
+        self._begin, self._held = flusher and flusher.begin, []
         if flusher is not None:
-            flusher.flush = self._hold
+            flusher.begin = self._hold
 
     def _wait(self):
         self._open.wait(10)
@@ -46,6 +46,7 @@ class Gate:
         self._held.append(flush)
         if self._open.is_set():
             self.open()
+        return True
 
     def open(self):
         self._open.set()

@@ -21,7 +21,7 @@ TOPICS = contract.Topics("half", "op", "redo", "check", "discard", "lease")
 @pytest.fixture
 def shard(tmp_path):
     store = ShardStore(tmp_path / "shard", 1000)
-    yield SimpleNamespace(marker=Marker(), partition=0, store=store, deferred=[])
+    yield SimpleNamespace(marker=Marker(), partition=0, store=store, deferred=[], unkept=None, waits=False)
     store.close(clean=False)
 
 
@@ -31,6 +31,7 @@ def service(monkeypatch):
     monkeypatch.setattr(clients, "bounds_of", lambda *_: (0, 10))
     made: Any = KafkaJobService.__new__(KafkaJobService)
     made.topics, made._half_watcher = TOPICS, None
+    made.settings, made.parts = SimpleNamespace(max_records_per_batch=1_000), {0: None}
     return made
 
 

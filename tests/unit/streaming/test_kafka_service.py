@@ -135,7 +135,7 @@ def test_a_driver_stands_by_as_soon_as_kafka_says_that_another_has_the_lease_and
 
 
 # --- ticks --------------------------------------------------------------------------------------------------------------
-def test_an_idle_shard_writes_a_marker_at_once_and_again_before_it_could_age_out():
+def test_an_idle_shard_writes_a_marker_soon_and_again_before_it_could_age_out():
     made: Any = kafka_service.KafkaJobService.__new__(kafka_service.KafkaJobService)
     now_ms, written = 1_900_000_000_000, list[int]()
     made.clock, made._stopping = SimpleNamespace(now_ms=lambda: now_ms), threading.Event()
@@ -148,10 +148,10 @@ def test_an_idle_shard_writes_a_marker_at_once_and_again_before_it_could_age_out
         written.append(now_ms)
 
     shard.commit = commit
-    part: Any = SimpleNamespace(shard=shard, rounds=SimpleNamespace(wanted=lambda _: False))
-    start_ms = now_ms
+    part: Any = SimpleNamespace(shard=shard, rounds=SimpleNamespace(wanted=lambda _: False), claimed_ms=now_ms)
+    start_ms = now_ms + kafka_service.FIRST_MARKER_MS
     while now_ms < start_ms + 1000:
         made._tick(part)
         now_ms += 50
-    assert [at - start_ms for at in written] == [0, 300, 600, 900]
+    assert [at - start_ms for at in written] == [50, 350, 650, 950]
     assert (shard.marker.half_cursor, shard.marker.op_cursor) == (0, 0)

@@ -5,21 +5,32 @@ from __future__ import annotations
 import errno
 import os
 import select
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from ingest.flusher import KernelFlusher, make_flusher
 from store import disk
 from store.errors import FlushFailed
 from store.frames import Message
 from store.published import EdgeSlot
+from tests.support.service import SMALLEST, Service
 
 HALF = Message("g", "t", b"body")
 
 
 @pytest.fixture
+def service(tmp_path):
+    service = Service(tmp_path / "store", geometry=SMALLEST)
+    yield service
+    disk.arm(None)
+    service.crash()
+
+
+@pytest.fixture
 def flusher():
-    made = disk.make_flusher()
+    made = make_flusher()
     if made is None:
         pytest.skip("this kernel has no AIO (io_setup)")
     return made
@@ -32,28 +43,27 @@ def collect(flusher):
 
 
 def test_a_flush_is_told_when_it_is_through(tmp_path, flusher):
-    told = list[Exception | None]()
+    told = list[int]()
     with open(tmp_path / "file", "wb") as file:
         for number in range(3):
             os.pwrite(file.fileno(), b"x" * 5000, 5000 * number)
-            flusher.flush(file.fileno(), "file", tmp_path, told.append)
+            assert flusher.begin(file.fileno(), told.append)
             assert len(told) == number
             collect(flusher)
-            assert told == [None] * (number + 1)
+            assert told == [0] * (number + 1)
 
 
-def test_what_the_kernel_reports_is_a_failed_flush_with_its_remedy(tmp_path):
-    told = list[Exception | None]()
-    disk.Flusher._done(tmp_path / "file", told.append, (1 << 64) - errno.EIO)
-    assert isinstance(told[0], FlushFailed)
-    assert "replace the disk" in str(told[0])
+def test_what_the_kernel_reports_comes_with_its_sign():
+    told = list[int]()
+    KernelFlusher._through(told.append, (1 << 64) - errno.EIO)
+    assert told == [errno.EIO]
 
 
-def test_what_the_kernel_does_not_take_is_left_to_a_thread(tmp_path, service, flusher, monkeypatch):
-    flush, edge, nowhere = flusher.flush, service.edge, 1 << 20
-    assert not flush(nowhere, "file", tmp_path, lambda _: None)
+def test_what_the_kernel_does_not_take_is_left_to_a_thread(service, flusher, monkeypatch):
+    begin, edge, nowhere = flusher.begin, service.edge, 1 << 20
+    assert not begin(nowhere, lambda _: None)
     edge.append_halves([HALF], service.now_ms)
-    monkeypatch.setattr(flusher, "flush", lambda fd, *rest: flush(nowhere, *rest))
+    monkeypatch.setattr(flusher, "begin", lambda fd, done: begin(nowhere, done))
     assert not edge.begin_wait(flusher, lambda _: None)
     edge.wait(edge.log.end)
     assert edge.page[EdgeSlot.HALF_END] == 1
@@ -77,17 +87,17 @@ def test_who_waits_in_a_thread_is_told_too(service, flusher):
     edge, told = service.edge, list[Exception | None]()
     ticket = edge.append_halves([HALF], service.now_ms).ticket
     assert edge.begin_wait(flusher, told.append)
-    waiting = ThreadPoolExecutor(1).submit(edge.wait, ticket)
-    collect(flusher)
-    waiting.result(10)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(edge.wait, ticket)
+        collect(flusher)
+        waiting.result(10)
     assert edge.flushes == 1
 
 
-def test_a_failure_is_final(service, flusher, monkeypatch):
+def test_a_failure_is_final(service, flusher):
     edge, told = service.edge, list[Exception | None]()
     edge.append_halves([HALF], service.now_ms)
-    monkeypatch.setattr(disk, "_failpoints", disk._Failpoints())
-    disk._failpoints.arm("commitlog.flush", "EIO")
+    disk.arm("commitlog.flush", "EIO")
     with pytest.raises(FlushFailed):
         edge.begin_wait(flusher, told.append)
     for refused in (lambda: edge.begin_wait(flusher, told.append), lambda: edge.append_halves([HALF], service.now_ms)):
@@ -97,18 +107,19 @@ def test_a_failure_is_final(service, flusher, monkeypatch):
 
 
 def test_a_failure_that_comes_later_is_final_too(service, flusher, monkeypatch):
-    edge, told = service.edge, list[Exception | None]()
+    edge, told, begun = service.edge, list[Exception | None](), list[Callable[[int], None]]()
     edge.append_halves([HALF], service.now_ms)
-    begun = []
 
-    def begin(fd, point, path, done):
+    def begin(_fd, done):
         begun.append(done)
         return True
 
-    monkeypatch.setattr(flusher, "flush", begin)
+    monkeypatch.setattr(flusher, "begin", begin)
     assert edge.begin_wait(flusher, told.append)
-    begun[0](FlushFailed("no more"))
-    assert [str(failure) for failure in told] == ["no more"]
+    begun[0](errno.EIO)
+    (failure,) = told
+    assert isinstance(failure, FlushFailed)
+    assert "replace the disk" in str(failure)
     assert edge.page[EdgeSlot.HALF_END] == 0
     with pytest.raises(FlushFailed, match="refused since an earlier failure"):
         edge.append_halves([HALF], service.now_ms)
