@@ -15,6 +15,8 @@ from pyspark.sql import SparkSession
 from escrow.settings import Settings
 from escrow.settings import load as load_settings
 from sinks.kafka import release
+from sinks.kafka.redo import unpack_entries
+from store.redo_log import RedoKind, kinds_of
 from streaming.kafka_service import KafkaJobService
 from streaming.session import make_run_directory, start_spark
 from tests.support.kafka import Cluster
@@ -23,7 +25,7 @@ from tests.support.kafka_world import DEADLINE_S, KafkaWorld
 pytestmark = pytest.mark.timeout(900)
 
 PER_BATCH, MESSAGES = 100, 600
-#: Called with the number of a task.
+#: Called with the number of a task that releases something.
 Gate = Callable[[int], None]
 
 
@@ -37,6 +39,9 @@ class GatedJob(KafkaJobService):
         super().__init__(settings)
 
     def _run_task(self, task: release.Task) -> release.Done | str:
+        # One without entries: a shard that had no batch for a while says where it stands.
+        if not task.packed_entries or RedoKind.RELEASE not in kinds_of(unpack_entries(task.packed_entries)):
+            return super()._run_task(task)
         self.tasks += 1
         number = self.tasks
         self.before(number)
