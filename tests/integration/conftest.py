@@ -2,28 +2,21 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from escrow.settings import load
 from store import disk
-from streaming.session import make_run_directory, start_spark
 from tests.integration.core_world import CoreWorld
 from tests.integration.job_world import JobWorld
+from tests.support.spark import own_spark
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory):
     """One Spark for all tests of this directory."""
-    settings = load(None, [f"dataDir={tmp_path_factory.mktemp('spark')}"], {})
-    session = start_spark(settings, make_run_directory(settings))
-    yield session
-    gateway: Any = session.sparkContext._gateway
-    jvm = gateway.proc
-    session.stop()
-    jvm.stdin.close()
-    jvm.wait(20)
+    with own_spark(load(None, [f"dataDir={tmp_path_factory.mktemp('spark')}"], {})) as session:
+        yield session
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from tests.support.kafka import FIRST_COMPILER, Cluster, kafka_cluster
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def first_compiler() -> Iterator[None]:
     """Every Java that a test starts, jobs, executors and workers too: none lives long enough for the second compiler."""
     with pytest.MonkeyPatch.context() as patch:

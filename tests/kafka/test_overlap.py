@@ -18,9 +18,10 @@ from sinks.kafka import release
 from sinks.kafka.redo import unpack_entries
 from store.redo_log import RedoKind, kinds_of
 from streaming.kafka_service import KafkaJobService
-from streaming.session import make_run_directory, start_spark
+from streaming.session import make_run_directory
 from tests.support.kafka import Cluster
 from tests.support.kafka_world import DEADLINE_S, KafkaWorld
+from tests.support.spark import own_spark
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -109,9 +110,8 @@ def await_that(condition: Callable[[], Any]) -> None:
 def spark(kafka: Cluster) -> Iterator[SparkSession]:
     with KafkaWorld(kafka) as world:
         settings = load_settings(None, [f"dataDir={world.root / 'spark'}", *world.flags], {})
-        session = start_spark(settings, make_run_directory(settings))
-        yield session
-        session.stop()
+        with own_spark(settings) as session:
+            yield session
 
 
 def test_the_next_batch_is_collected_meanwhile_and_settled_after_it(kafka: Cluster, spark: SparkSession) -> None:
