@@ -101,7 +101,7 @@ class App:
         self._named: list[tuple[tuple[str, ...], dict[str, Route]]] = []
         for route in routes:
             self._add(route)
-        #: What goes straight (straight.py): handlers that wait for nothing but the committer. Other kinds of edges do.
+        #: What goes straight (straight.py): handlers that wait for the committer alone. Those of other edges wait for more.
         self.straight = frozenset(route.path.encode() for route in routes if route.straight and type(edge) is Edge)
 
     def _add(self, route: Route) -> None:

@@ -90,15 +90,12 @@ class Sealer:
         first, count = half_offsets[0], len(half_offsets)
         if count < MANY or list(half_offsets) != list(range(first, first + count)):
             return [self.seal(half_offset, group_no) for half_offset in half_offsets]
-        head, tail = LAYOUT.pack(VERSION, self._key_id, self._store, 0, 0, 0)[:15], group_no.to_bytes(4, "little", signed=True)
-        keyed, seals = self._keyed[self._key_id], list[bytes]()
-        for block in range(first // SEALS, (first + count - 1) // SEALS + 1):
-            seal = keyed.copy()
-            seal.update(head + block.to_bytes(8, "little", signed=True) + tail)
-            seals.append(seal.digest())
+        content, keyed = LAYOUT.pack(VERSION, self._key_id, self._store, 0, 0, group_no), self._keyed[self._key_id]
+        blocks = range(first // SEALS, (first + count - 1) // SEALS + 1)
+        seals = b"".join([_seals(keyed, content, block) for block in blocks])
         ids = np.zeros(count, _ID)
-        ids["head"], ids["half_offset"], ids["group_no"] = np.void(head), np.arange(first, first + count), group_no
-        ids["seal"] = np.frombuffer(b"".join(seals), "V16")[first % SEALS :][:count]
+        ids["head"], ids["half_offset"], ids["group_no"] = np.void(content[:15]), np.arange(first, first + count), group_no
+        ids["seal"] = np.frombuffer(seals, "V16")[first % SEALS :][:count]
         text = b2a_base64(ids.tobytes(), newline=False).translate(_TO_URLSAFE).decode("ascii")
         return [text[at : at + ID_CHARACTERS] for at in range(0, len(text), _ID_STRIDE)]
 
@@ -133,9 +130,15 @@ def keyed(key: bytes, size: int = SEAL_BYTES) -> hashlib.blake2b:
 
 def _sealed(keyed: hashlib.blake2b, content: bytes, half_offset: int) -> bytes:
     """The id's text for this content."""
-    seal, at = keyed.copy(), half_offset % SEALS * SEAL_BYTES
-    seal.update(content[:15] + (half_offset // SEALS).to_bytes(8, "little", signed=True) + content[23:])
-    return b2a_base64(content + seal.digest()[at : at + SEAL_BYTES], newline=False).translate(_TO_URLSAFE)[:ID_CHARACTERS]
+    seal = _seals(keyed, content, half_offset // SEALS)[half_offset % SEALS * SEAL_BYTES :][:SEAL_BYTES]
+    return b2a_base64(content + seal, newline=False).translate(_TO_URLSAFE)[:ID_CHARACTERS]
+
+
+def _seals(keyed: hashlib.blake2b, content: bytes, block: int) -> bytes:
+    """Those of the four halves of a block."""
+    found = keyed.copy()
+    found.update(content[:15] + block.to_bytes(8, "little", signed=True) + content[23:])
+    return found.digest()
 
 
 def key_id(key: bytes) -> bytes:

@@ -545,8 +545,8 @@ class EdgeStore:
         self._commit.wait(ticket)
 
     def begin_wait(self, flusher: disk.Flusher, done: Callable[[StoreUnusable | None], None]) -> bool:
-        """For whoever cannot `wait`: `done` is told when all that is in the log now is durable and visible
-        to readers, or why that is not known. False where it would take longer: a checkpoint is due, or somebody else flushes."""
+        """For whoever cannot `wait`: `done` is told when all that is in the log now is durable and visible to readers, or why that
+        is not known. False where it would take longer: a checkpoint is due, or somebody else flushes."""
         if self.log.end - self._checkpointed >= self.checkpoint_bytes:
             return False
 

@@ -96,9 +96,10 @@ class PendingByGroup:
     # --- under the append lock ------------------------------------------------------------------------------------------
     def halves(self, group_nos: list[int]) -> None:
         """New halves: behind everything that is being counted."""
+        new = Counter(group_nos).items()
         for counts in (self.counts, self._fresh):
             if counts is not None:
-                for group_no, count in Counter(group_nos).items():
+                for group_no, count in new:
                     _add(counts, group_no, count)
 
     def change(self, half_offset: int, group_no: int, difference: int) -> None:
