@@ -4,9 +4,10 @@ copy      Spark alone: Kafka source → Kafka sink, at least once, as it comes
 tuned     the same, its source with the options that Escrow gives its own (streaming/kafka_records.py, POLL)
 release   Escrow: halves and commits through the job, exactly once, until all may be seen by read_committed consumers
 
-All three begin with a new query and a whole backlog of the same messages (key, 1 KiB, a header) in as many partitions, in one Spark
-session, uncompressed, acknowledged by all replicas (the default of both clients), and are timed until the last message is in Kafka.
-Rounds alternate; the first ones warm Java and are not counted.
+All three begin with a new query and a whole backlog of the same messages (key, 1 KiB, a header) in as many partitions,
+uncompressed, acknowledged by all replicas (the default of both clients), and are timed until the last message is in Kafka. The
+copies have a Spark of their own and the release has, each in a process with the same settings, as they would run: what Java
+compiles for the one makes the other slower. They take turns on the same cores; the first rounds warm Java and are not counted.
 
     kafka.release_over_copy          messages a second of the release over those of the copy, medians
     kafka.release_over_tuned_copy    the same, over the tuned copy
@@ -15,11 +16,13 @@ Rounds alternate; the first ones warm Java and are not counted.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,8 @@ from streaming.session import make_run_directory, start_spark
 from tests.support.kafka import Cluster, connector_dir, kafka_cluster
 
 PARTITIONS = 2
-WARM_UPS = 2
+#: Java needs that many to be warm (benchmarks/NOTES.md).
+WARM_UPS = 4
 BODY_BYTES = 1024
 REAL = "bench.real"
 TRACE = ("trace", b"abc")
@@ -106,19 +110,23 @@ def visible(bootstrap: str, topic: str) -> int:
     return found
 
 
-def copy(spark: SparkSession, cluster: Cluster, root: Path, name: str, source: Mapping[str, str]) -> float:
+def copy(spark: SparkSession, bootstrap: str, root: Path, name: str, source: Mapping[str, str]) -> float:
     """Seconds of Spark's own copy of `bench.in`."""
-    out, common = f"bench.copy.{name}", {"kafka.bootstrap.servers": cluster.bootstrap}
-    cluster.create_topic(out, PARTITIONS)
+    common = {"kafka.bootstrap.servers": bootstrap}
     reader = spark.readStream.format("kafka").options(
         **common, **source, subscribe="bench.in", startingOffsets="earliest", includeHeaders="true"
     )
     rows = reader.load().select("key", "value", "headers", "partition")
     started_s = time.perf_counter()
-    writer = rows.writeStream.format("kafka").options(**common, topic=out, checkpointLocation=str(root / f"copy{name}"))
+    writer = rows.writeStream.format("kafka").options(**common, topic=copied(name), checkpointLocation=str(root / f"copy{name}"))
     query = writer.option("includeHeaders", "true").trigger(availableNow=True).start()
     query.awaitTermination()
     return time.perf_counter() - started_s
+
+
+def copied(name: str) -> str:
+    """The topic a copy goes to."""
+    return f"bench.copy.{name}"
 
 
 @contextmanager
@@ -138,14 +146,47 @@ def await_commits(service: KafkaJobService, count: int) -> None:
         time.sleep(0.02)
 
 
-def release(spark: SparkSession, cluster: Cluster, root: Path, number: int, count: int) -> float:
+def release(spark: SparkSession, bootstrap: str, root: Path, number: int, count: int) -> float:
     """Seconds of Escrow, from the start of the query until all are released and settled."""
-    settings = settings_for(root, cluster.bootstrap, number)
+    settings = settings_for(root, bootstrap, number)
     with job(settings) as service:
         started_s = time.perf_counter()
         service.start(spark, make_run_directory(settings) / "checkpoint")
         await_commits(service, count)
         return time.perf_counter() - started_s
+
+
+class Side:
+    """A process with a Spark of its own, which does what it is told and answers how long that took."""
+
+    def __init__(self, name: str, root: Path, bootstrap: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(name, root, bootstrap, other), daemon=False)
+        self._process.start()
+        other.close()
+
+    def took_s(self, work: Callable[..., float], *arguments: object) -> float:
+        self._pipe.send((work, arguments))
+        return float(self._pipe.recv())  # EOFError: it has died, and has said why
+
+    def close(self) -> None:
+        self._pipe.close()
+        self._process.join()
+
+
+def _serve(name: str, root: Path, bootstrap: str, pipe: Connection) -> None:
+    # A data directory of its own: each start of a job empties its scratch.
+    settings = settings_for(root, bootstrap, f"-{name}")
+    spark: Any = start_spark(settings, make_run_directory(settings))
+    try:
+        while True:
+            work, arguments = pipe.recv()
+            pipe.send(work(spark, bootstrap, root, *arguments))
+    except EOFError:
+        pass
+    finally:
+        spark.stop()
 
 
 def main() -> None:
@@ -164,24 +205,24 @@ def _measure(root: Path, cluster: Cluster, messages: int, rounds: int) -> dict[s
     for topic in ("bench.in", REAL):
         cluster.create_topic(topic, PARTITIONS)
     fill(cluster.bootstrap, "bench.in", range(messages), [TRACE], BODY_BYTES)
-    # A data directory of its own: each start of a job empties its scratch.
-    settings = settings_for(root, cluster.bootstrap, "-spark")
-    fill_halves(cluster.bootstrap, make_topics(settings), range(messages), BODY_BYTES)
-    spark: Any = start_spark(settings, make_run_directory(settings))
+    fill_halves(cluster.bootstrap, make_topics(settings_for(root, cluster.bootstrap, "-fill")), range(messages), BODY_BYTES)
     rates: dict[str, list[float]] = {"copy": [], "tuned": [], "release": []}
-    for number in range(WARM_UPS + rounds):
-        took_s = {
-            "copy": copy(spark, cluster, root, f"plain{number}", {}),
-            "tuned": copy(spark, cluster, root, f"tuned{number}", POLL),
-            "release": release(spark, cluster, root, number, messages),
-        }
-        for out in (f"bench.copy.plain{number}", f"bench.copy.tuned{number}"):
-            assert visible(cluster.bootstrap, out) == messages
-        for name, taken_s in took_s.items():
-            rates[name].append(messages / taken_s)
-        told = ", ".join(f"{name} {values[-1]:.0f}/s" for name, values in rates.items())
-        print(f"round {number}: {told}{' (warm-up)' if number < WARM_UPS else ''}", flush=True)
-    spark.stop()
+    with closing(Side("copies", root, cluster.bootstrap)) as copies, closing(Side("escrow", root, cluster.bootstrap)) as escrow:
+        for number in range(WARM_UPS + rounds):
+            names = f"plain{number}", f"tuned{number}"
+            for name in names:
+                cluster.create_topic(copied(name), PARTITIONS)
+            took_s = {
+                "copy": copies.took_s(copy, names[0], {}),
+                "tuned": copies.took_s(copy, names[1], POLL),
+                "release": escrow.took_s(release, number, messages),
+            }
+            for name in names:
+                assert visible(cluster.bootstrap, copied(name)) == messages
+            for kind, taken_s in took_s.items():
+                rates[kind].append(messages / taken_s)
+            told = ", ".join(f"{kind} {values[-1]:.0f}/s" for kind, values in rates.items())
+            print(f"round {number}: {told}{' (warm-up)' if number < WARM_UPS else ''}", flush=True)
     assert visible(cluster.bootstrap, REAL) == messages * (WARM_UPS + rounds)
     counted = {name: values[WARM_UPS:] for name, values in rates.items()}
     for name, values in counted.items():

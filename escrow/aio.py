@@ -1,11 +1,12 @@
-"""The asyncio twins of `Producer` and `Consumer`: the same engine, whose futures are awaited. Nothing here blocks the event loop.
+"""The asyncio twins of `Producer` and `Consumer`. The producer sends in the event loop itself; checks are answered, and messages
+consumed, by the same threads as there, whose futures are awaited. Nothing here blocks the event loop.
 
     async with escrow.AsyncProducer("http://127.0.0.1:7480", "orders", on_check=answer) as producer:
         async with producer.transaction(Message("order-paid", "order 42")) as tx:
             await store_order(tx.id)
 
 Tasks that send at the same time share requests, as threads do. What is raised and when is told in `escrow.producer`. A task that
-is cancelled after its half was sent says UNKNOWN: check-back settles it.
+is cancelled after its half was sent says UNKNOWN: check-back settles it. A producer belongs to the event loop that first used it.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 import ssl
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from escrow.carried import span
 from escrow.consumer import as_topics
-from escrow.engine import Engine
+from escrow.engine import Engine, LoopEngine
 from escrow.errors import Closed, EscrowError
 from escrow.intake import Delivery, Held, Intake
 from escrow.messages import (
@@ -80,6 +81,8 @@ class AsyncProducer:
         )
         self._on_check, self._member = on_check, member
         self._check_threads, self._check_wait_s = check_threads, check_wait_s
+        self._bound: LoopEngine | None = None
+        self._closed = False
 
     @property
     def group(self) -> str:
@@ -101,7 +104,28 @@ class AsyncProducer:
 
     async def close(self, timeout_s: float = 10.0) -> bool:
         """Answer the checks in hand, send what was handed in, end the threads. True when that was done in time."""
-        return await asyncio.to_thread(self._engine.close, timeout_s)
+        give_up_at = time.monotonic() + timeout_s
+        # First the checks: a coroutine that answers one may send.
+        done = await asyncio.to_thread(self._engine.close, timeout_s)
+        self._closed = True
+        if self._bound is not None and self._bound.loop is asyncio.get_running_loop():
+            done = await self._bound.close(max(0.0, give_up_at - time.monotonic())) and done
+        return done
+
+    def _here(self) -> LoopEngine:
+        """The engine of this event loop. (Where the loop that used it before was closed, as by a second `asyncio.run`: another.)"""
+        if self._closed:
+            raise Closed("this producer is closed")
+        self._engine.api.transport.server.refuse_foreign()
+        loop = asyncio.get_running_loop()
+        if self._bound is None or self._bound.loop is not loop:
+            if self._bound is not None and not self._bound.loop.is_closed():
+                raise Closed("this producer is used in another event loop: make one in each")
+            self._bound = LoopEngine(self._engine)
+        return self._bound
+
+    def _end(self, ends: Sequence[End]) -> Awaitable[list[EndAnswer]]:
+        return self._here().end(ends)
 
     # --- transactions -----------------------------------------------------------------------------------------------------
     async def send_in_transaction(
@@ -114,9 +138,9 @@ class AsyncProducer:
         half = await self.send_half(message)
         try:
             with span("local transaction", transaction_id=half.id):
-                returned = await local_transaction(replace(message, transaction_id=half.id), arg)
+                returned = await local_transaction(message.with_id(half.id), arg)
         except BaseException as error:
-            say_unknown(self._engine, half, error)
+            say_unknown(self._end, half, error)
             raise
         outcome, remark = outcome_of(returned, "the local transaction")
         return checked(await self._finish(half, outcome, remark))
@@ -129,7 +153,7 @@ class AsyncProducer:
         answer, failure = None, None
         try:
             with span("end", transaction_id=half.id, outcome=outcome.value):
-                [answer] = await _wait(self._engine.end([End(half.id, outcome, remark)]))
+                [answer] = await self._end([End(half.id, outcome, remark)])
         except EscrowError as error:
             failure = error
         return TransactionResult(half.id, half.half_offset, outcome, answer, remark, failure)
@@ -141,7 +165,7 @@ class AsyncProducer:
 
     async def send_halves(self, messages: Sequence[Message]) -> list[Half]:
         """Store halves, all or none."""
-        return await _wait(self._engine.send_halves(list(messages)))
+        return await self._here().send_halves(list(messages))
 
     @overload
     async def send(self, messages: Message) -> Position: ...
@@ -150,8 +174,8 @@ class AsyncProducer:
     async def send(self, messages: Message | Sequence[Message]) -> Position | list[Position]:
         """Ordinary messages, visible at once: one, or several (all or none)."""
         if isinstance(messages, Message):
-            return (await _wait(self._engine.send_messages([messages])))[0]
-        return await _wait(self._engine.send_messages(list(messages)))
+            return (await self._here().send_messages([messages]))[0]
+        return await self._here().send_messages(list(messages))
 
     async def end(self, id: str, outcome: Outcome, *, remark: str = "") -> EndAnswer:
         """Say how a half ended. The answer is Escrow's verdict, whatever it is."""
@@ -159,7 +183,7 @@ class AsyncProducer:
 
     async def end_all(self, ends: Sequence[End]) -> list[EndAnswer]:
         """Say how several halves ended; each is answered for itself."""
-        return await _wait(self._engine.end(list(ends)))
+        return await self._end(list(ends))
 
     async def state(self, id: str) -> dict[str, Any]:
         """State and history of one transaction, as Escrow has them."""
@@ -185,7 +209,7 @@ class AsyncTransaction(Begun):
             if self.result is None:
                 await self.commit()
         elif self._on_error is Outcome.UNKNOWN:
-            say_unknown(self._producer._engine, self._stored(), error)
+            say_unknown(self._producer._end, self._stored(), error)
         else:
             try:
                 await self.rollback(remark_of(error))

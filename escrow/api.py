@@ -7,14 +7,49 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from escrow.errors import BadAnswer
 from escrow.messages import Check, DeadLetter, Delivered, End, EndAnswer, Half, Message, Position
-from escrow.transport import Repeat, Transport, path_of
+from escrow.transport import Repeat, Server, Transport, path_of
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Posting(Generic[_T]):
+    """What a producer sends: a list of items, each of which is answered. For `Api`, and for the event loop's own calls."""
+
+    path: str
+    content: bytes
+    repeat: Repeat
+    #: The list in the answer, how an item of it is read, and how many there must be.
+    name: str
+    read: Callable[[Any], _T]
+    count: int
+
+    def answers(self, answer: dict[str, Any]) -> list[_T]:
+        return _answers(answer, self.name, self.read, self.count)
+
+
+def posting_halves(group: str, messages: Sequence[Message], dedup_keys: Sequence[str]) -> Posting[Half]:
+    keys = dedup_keys or [""] * len(messages)
+    content = _list_of("messages", [message.to_json(group, key) for message, key in zip(messages, keys, strict=True)])
+    keyed = all(key or message.dedup_key for message, key in zip(messages, keys, strict=True))
+    repeat = Repeat.ALWAYS if keyed else Repeat.IF_NOT_DONE
+    return Posting("/v1/halves", content, repeat, "halves", Half.from_json, len(messages))
+
+
+def posting_messages(group: str, messages: Sequence[Message]) -> Posting[Position]:
+    content = _list_of("messages", [message.to_json(group) for message in messages])
+    return Posting("/v1/messages", content, Repeat.IF_NOT_DONE, "messages", Position.from_json, len(messages))
+
+
+def posting_ends(group: str, ends: Sequence[End]) -> Posting[EndAnswer]:
+    content = _list_of("ends", [end.to_json(group) for end in ends])
+    return Posting("/v1/ends", content, Repeat.ALWAYS, "answers", EndAnswer.from_json, len(ends))
 
 
 class Api:
@@ -36,7 +71,7 @@ class Api:
         timeout_s: float = 10.0,
         retry_for_s: float = 30.0,
     ) -> None:
-        self.transport = Transport(url, token=token, tls=tls, timeout_s=timeout_s, retry_for_s=retry_for_s)
+        self.transport = Transport(Server(url, token=token, tls=tls, timeout_s=timeout_s, retry_for_s=retry_for_s))
 
     def __enter__(self) -> Self:
         return self
@@ -52,24 +87,15 @@ class Api:
         self, group: str, messages: Sequence[Message], *, dedup_keys: Sequence[str] = (), give_up_at: float | None = None
     ) -> list[Half]:
         """Store halves, all or none. Repeated where every one has a dedup_key, its own or one given here."""
-        keys = dedup_keys or [""] * len(messages)
-        content = _list_of("messages", [message.to_json(group, key) for message, key in zip(messages, keys, strict=True)])
-        keyed = all(key or message.dedup_key for message, key in zip(messages, keys, strict=True))
-        repeat = Repeat.ALWAYS if keyed else Repeat.IF_NOT_DONE
-        answer = self.transport.call("POST", "/v1/halves", content=content, repeat=repeat, give_up_at=give_up_at)
-        return _answers(answer, "halves", Half.from_json, len(messages))
+        return self._post(posting_halves(group, messages, dedup_keys), give_up_at)
 
     def send_messages(self, group: str, messages: Sequence[Message], *, give_up_at: float | None = None) -> list[Position]:
         """Store ordinary messages, all or none. Not repeated after an answer was lost: they might be there twice."""
-        content = _list_of("messages", [message.to_json(group) for message in messages])
-        answer = self.transport.call("POST", "/v1/messages", content=content, repeat=Repeat.IF_NOT_DONE, give_up_at=give_up_at)
-        return _answers(answer, "messages", Position.from_json, len(messages))
+        return self._post(posting_messages(group, messages), give_up_at)
 
     def end(self, group: str, ends: Sequence[End], *, give_up_at: float | None = None) -> list[EndAnswer]:
         """Say how halves ended. Saying it again is harmless: the second time the answer is "already"."""
-        content = _list_of("ends", [end.to_json(group) for end in ends])
-        answer = self.transport.call("POST", "/v1/ends", content=content, give_up_at=give_up_at)
-        return _answers(answer, "answers", EndAnswer.from_json, len(ends))
+        return self._post(posting_ends(group, ends), give_up_at)
 
     def poll_checks(self, group: str, member: str, *, max: int = 32, wait_s: float = 30.0) -> list[Check]:
         """Wait for check requests. While somebody does, the group is live. Not repeated: whoever polls has a loop."""
@@ -191,6 +217,10 @@ class Api:
     def topics(self) -> list[dict[str, Any]]:
         """Topics, and how far their consumer groups have read."""
         return _answers(self._object("GET", "/v1/operator/topics"), "topics", dict)
+
+    def _post(self, posting: Posting[_T], give_up_at: float | None) -> list[_T]:
+        answer = self.transport.call("POST", posting.path, content=posting.content, repeat=posting.repeat, give_up_at=give_up_at)
+        return posting.answers(answer)
 
     def _object(self, method: str, path: str, **rest: Any) -> dict[str, Any]:
         answer: dict[str, Any] = self.transport.call(method, path, **rest)

@@ -111,10 +111,7 @@ class Batcher(Generic[_Item, _Answer]):
         retry_for_s: float = 30.0,
         timeout_s: float = 10.0,
     ) -> None:
-        if batch_max < 1:
-            raise ValueError(f"batch_max: is {batch_max}, must be at least 1 (1 sends everything alone)")
-        if linger_s < 0:
-            raise ValueError(f"linger_s: is {linger_s}, must not be negative")
+        check_limits(linger_s, batch_max)
         self._name, self._send = name, send
         self._linger_s, self._batch_max = linger_s, batch_max
         self._retry_for_s, self._late_after_s = retry_for_s, retry_for_s + timeout_s
@@ -233,7 +230,7 @@ class Batcher(Generic[_Item, _Answer]):
             items = [item for parcel in patient for item in parcel.items]
             answers = self._send(key, items, patient[-1].came_at + self._retry_for_s)
         except Exception as error:
-            if len(patient) > 1 and _is_of_one(error):
+            if len(patient) > 1 and is_of_one(error):
                 middle = len(patient) // 2
                 self._deliver(key, patient[:middle])
                 self._deliver(key, patient[middle:])
@@ -258,6 +255,13 @@ class Batcher(Generic[_Item, _Answer]):
         return [parcel for parcel in parcels if not parcel.future.done()] if late else parcels
 
 
-def _is_of_one(error: Exception) -> bool:
+def check_limits(linger_s: float, batch_max: int) -> None:
+    if batch_max < 1:
+        raise ValueError(f"batch_max: is {batch_max}, must be at least 1 (1 sends everything alone)")
+    if linger_s < 0:
+        raise ValueError(f"linger_s: is {linger_s}, must not be negative")
+
+
+def is_of_one(error: Exception) -> bool:
     """The refusal may be about one parcel only."""
     return isinstance(error, Refused) and 400 <= error.status < 500 and error.status not in _OF_ALL

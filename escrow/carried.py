@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from escrow.messages import Message
 
 _API: Final = "opentelemetry.trace"
 _TRACEPARENT: Final = "traceparent"
+_NOTHING: Final = nullcontext()
 
 
 def carrying(messages: Sequence[Message]) -> Sequence[Message]:
@@ -34,13 +35,13 @@ def carrying(messages: Sequence[Message]) -> Sequence[Message]:
     ]
 
 
-@contextmanager
-def span(name: str, **attributes: str) -> Iterator[None]:
+def span(name: str, **attributes: str) -> AbstractContextManager[object]:
     """A span of the application's own trace around what we do for it; nothing where there is none."""
     api: Any = sys.modules.get(_API)
     if api is None or not api.get_current_span().get_span_context().is_valid:
-        yield
-        return
+        return _NOTHING
     given = {f"escrow.{key}": value for key, value in attributes.items() if value}
-    with api.get_tracer("escrow").start_as_current_span(name, attributes={"messaging.system": "escrow", **given}):
-        yield
+    spans: AbstractContextManager[object] = api.get_tracer("escrow").start_as_current_span(
+        name, attributes={"messaging.system": "escrow", **given}
+    )
+    return spans

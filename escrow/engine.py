@@ -1,7 +1,10 @@
-"""What `Producer` and `AsyncProducer` both stand on: one set of connections, batches and threads. Everything returns a future."""
+"""What `Producer` stands on: one set of connections, batches and threads. Everything returns a future.
+
+`AsyncProducer` has its check-backs answered by it, and sends in its event loop (`LoopEngine`)."""
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import itertools
 import os
@@ -12,13 +15,16 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from typing import Final, Protocol
+from typing import Final, Protocol, TypedDict, TypeVar
 
-from escrow.api import Api
+from escrow.api import Api, Posting, posting_ends, posting_halves, posting_messages
 from escrow.batching import Batcher
 from escrow.carried import carrying
 from escrow.checking import CheckLoop
+from escrow.loop import LoopBatcher, LoopTransport
 from escrow.messages import Check, End, EndAnswer, Half, Message, Position
+
+_T = TypeVar("_T")
 
 #: What a message needs on the wire besides its body, roughly: for the size of a request.
 _MESSAGE_BYTES: Final = 256
@@ -57,6 +63,15 @@ def own_name() -> str:
 _Keyed = tuple[Message, str]
 
 
+class Limits(TypedDict):
+    """Of every batch; `Producer` says what they mean."""
+
+    linger_s: float
+    batch_max: int
+    retry_for_s: float
+    timeout_s: float
+
+
 class Engine:
     """Halves, messages and ends in shared requests; check requests in the background."""
 
@@ -78,10 +93,12 @@ class Engine:
         #: 96 bits in 16 characters: a key is stored with its half.
         self._key_prefix, self._key_numbers = secrets.token_urlsafe(12), itertools.count()
         self.api = Api(url, token=token, tls=tls, timeout_s=timeout_s, retry_for_s=retry_for_s)
-        patience = {"linger_s": linger_s, "retry_for_s": retry_for_s, "timeout_s": timeout_s}
-        self._halves: Batcher[_Keyed, Half] = Batcher("halves", self._send_halves, batch_max=batch_max, **patience)
-        self._messages: Batcher[Message, Position] = Batcher("messages", self._send_messages, batch_max=batch_max, **patience)
-        self._ends: Batcher[End, EndAnswer] = Batcher("ends", self._send_ends, batch_max=batch_max, **patience)
+        self.limits: Limits = {
+            "linger_s": linger_s, "batch_max": batch_max, "retry_for_s": retry_for_s, "timeout_s": timeout_s
+        }  # fmt: skip
+        self._halves: Batcher[_Keyed, Half] = Batcher("halves", self._send_halves, **self.limits)
+        self._messages: Batcher[Message, Position] = Batcher("messages", self._send_messages, **self.limits)
+        self._ends: Batcher[End, EndAnswer] = Batcher("ends", self._send_ends, **self.limits)
         self._checks: CheckLoop | None = None
         close_at_exit(self)
 
@@ -99,12 +116,11 @@ class Engine:
     # --- for the faces ----------------------------------------------------------------------------------------------------
     def send_halves(self, messages: Sequence[Message]) -> Future[list[Half]]:
         messages = carrying(messages)
-        keyed = [(message, message.dedup_key or self._new_key()) for message in messages]
-        return self._halves.submit(keyed, size_bytes=_size_bytes(messages))
+        return self._halves.submit(self.keyed(messages), size_bytes=_size_bytes(messages))
 
-    def _new_key(self) -> str:
-        """A key that no other half of this group has: this engine's own random name, and a number."""
-        return f"{self._key_prefix}.{next(self._key_numbers):x}"
+    def keyed(self, messages: Sequence[Message]) -> list[_Keyed]:
+        """Each with its key; a new one is one that no other half of this group has: this engine's own random name, and a number."""
+        return [(message, message.dedup_key or f"{self._key_prefix}.{next(self._key_numbers):x}") for message in messages]
 
     def send_messages(self, messages: Sequence[Message]) -> Future[list[Position]]:
         messages = carrying(messages)
@@ -125,7 +141,7 @@ class Engine:
         2  everything that was handed in is sent
         3  what could not be sent in time hears `Closed`, the connections are closed
         """
-        if self.api.transport.is_foreign:
+        if self.api.transport.server.is_foreign:
             return True
         give_up_at = time.monotonic() + timeout_s
         done = self._checks is None or self._checks.stop(give_up_at)  # 1
@@ -136,6 +152,53 @@ class Engine:
         self.api.close()
         _open.discard(self)
         return done
+
+
+class LoopEngine:
+    """Halves, messages and ends of an `AsyncProducer`, in shared requests, in the event loop that it is made in."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._group = engine, engine.group
+        self.loop = asyncio.get_running_loop()
+        self._transport = LoopTransport(engine.api.transport.server)
+        # Ordinary messages stay in the order that they were handed in. For halves it is their commits that count, and who has not
+        # awaited the first commit cannot expect it to come before the second.
+        self._halves: LoopBatcher[_Keyed, Half] = LoopBatcher("halves", self._send_halves, under_way_max=2, **engine.limits)
+        self._messages: LoopBatcher[Message, Position] = LoopBatcher("messages", self._send_messages, **engine.limits)
+        self._ends: LoopBatcher[End, EndAnswer] = LoopBatcher("ends", self._send_ends, under_way_max=2, **engine.limits)
+
+    async def _send_halves(self, keyed: Sequence[_Keyed], give_up_at: float) -> list[Half]:
+        messages, keys = zip(*keyed, strict=True)
+        return await self._post(posting_halves(self._group, messages, keys), give_up_at)
+
+    async def _send_messages(self, messages: Sequence[Message], give_up_at: float) -> list[Position]:
+        return await self._post(posting_messages(self._group, messages), give_up_at)
+
+    async def _send_ends(self, ends: Sequence[End], give_up_at: float) -> list[EndAnswer]:
+        return await self._post(posting_ends(self._group, ends), give_up_at)
+
+    async def _post(self, posting: Posting[_T], give_up_at: float) -> list[_T]:
+        answer = await self._transport.call(
+            "POST", posting.path, content=posting.content, repeat=posting.repeat, give_up_at=give_up_at
+        )
+        return posting.answers(answer)
+
+    def send_halves(self, messages: Sequence[Message]) -> asyncio.Future[list[Half]]:
+        messages = carrying(messages)
+        return self._halves.submit(self._engine.keyed(messages), size_bytes=_size_bytes(messages))
+
+    def send_messages(self, messages: Sequence[Message]) -> asyncio.Future[list[Position]]:
+        messages = carrying(messages)
+        return self._messages.submit(messages, size_bytes=_size_bytes(messages))
+
+    def end(self, ends: Sequence[End]) -> asyncio.Future[list[EndAnswer]]:
+        return self._ends.submit(ends)
+
+    async def close(self, timeout_s: float) -> bool:
+        """What was handed in is sent; what could not be in time hears `Closed`."""
+        done = await asyncio.gather(*[batcher.close(timeout_s) for batcher in (self._halves, self._messages, self._ends)])
+        self._transport.close()
+        return all(done)
 
 
 def _size_bytes(messages: Sequence[Message]) -> int:

@@ -21,8 +21,6 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, overload
 
@@ -45,6 +43,7 @@ from escrow.messages import (
 
 log: Final = logging.getLogger("escrow.producer")
 
+_T = TypeVar("_T")
 _Arg = TypeVar("_Arg")
 
 #: What answers a check: only an Outcome settles the half.
@@ -126,9 +125,9 @@ class Producer:
         half = self.send_half(message)  # 1
         try:
             with span("local transaction", transaction_id=half.id):
-                returned = local_transaction(replace(message, transaction_id=half.id), arg)  # 2
+                returned = local_transaction(message.with_id(half.id), arg)  # 2
         except BaseException as error:
-            say_unknown(self._engine, half, error)
+            say_unknown(self._engine.end, half, error)
             raise
         outcome, remark = outcome_of(returned, "the local transaction")  # 3
         return checked(self._finish(half, outcome, remark))
@@ -213,7 +212,7 @@ class Begun:
         return self._half
 
     def _begin(self, half: Half) -> None:
-        self._half, self.message = half, replace(self.message, transaction_id=half.id)
+        self._half, self.message = half, self.message.with_id(half.id)
 
     def _refuse_again(self) -> None:
         if self._half is not None:
@@ -247,7 +246,7 @@ class Transaction(Begun):
             if self.result is None:
                 self.commit()
         elif self._on_error is Outcome.UNKNOWN:
-            say_unknown(self._producer._engine, self._stored(), error)
+            say_unknown(self._producer._engine.end, self._stored(), error)
         else:
             say_quietly(self.rollback, remark_of(error))
 
@@ -282,10 +281,10 @@ def checked(result: TransactionResult) -> TransactionResult:
     return result
 
 
-def say_unknown(engine: Engine, half: Half, error: BaseException) -> Future[list[EndAnswer]] | None:
+def say_unknown(end: Callable[[Sequence[End]], _T], half: Half, error: BaseException) -> _T | None:
     """Note for the history why nothing was said. Nobody waits for it: it settles nothing, and the error is more urgent."""
     try:
-        return engine.end([End(half.id, Outcome.UNKNOWN, remark_of(error))])
+        return end([End(half.id, Outcome.UNKNOWN, remark_of(error))])
     except EscrowError:
         return None  # closed: the check will find out without the remark
 

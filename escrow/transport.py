@@ -27,7 +27,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 from escrow.errors import BadAnswer, Closed, EscrowError, Refused, Unreachable, refusal
-from escrow.http1 import Connection
+from escrow.http1 import Answer, Connection, authority
 from escrow.messages import to_json
 
 #: Connections kept for the next call; more may be open while calls are under way.
@@ -69,16 +69,6 @@ class Backoff:
         self._bound_s = self._first_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    method: str
-    path: str
-    content: bytes | None
-    headers: Mapping[str, str]
-    #: How long Escrow may hold the answer back; None: it is no long poll.
-    wait_s: float | None
-
-
 def tls_context(*, ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None) -> ssl.SSLContext:
     """A context for `tls=`: an authority of your own, and a client certificate where Escrow asks for one."""
     context = ssl.create_default_context(cafile=ca_file)
@@ -92,8 +82,18 @@ def path_of(*parts: str) -> str:
     return "/" + "/".join(quote(part, safe="") for part in parts)
 
 
-class Transport:
-    """Calls to one Escrow. For any number of threads."""
+@dataclass(frozen=True, slots=True)
+class Request:
+    method: str
+    path: str
+    content: bytes | None
+    headers: Mapping[str, str]
+    #: How long Escrow may hold the answer back; None: it is no long poll.
+    wait_s: float | None
+
+
+class Server:
+    """Where Escrow is and who we are to it: what each request and each connection need to know."""
 
     def __init__(
         self,
@@ -107,20 +107,62 @@ class Transport:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url: {url!r} is not like http://127.0.0.1:7480 or https://escrow.example")
-        self._host, self._port, self._prefix = parts.hostname, parts.port, parts.path.rstrip("/")
-        if parts.scheme == "http":
-            if tls is not None:
-                raise ValueError(f"tls: is of no use with {url!r}; write https://")
-            self._tls = None
-        else:
-            self._tls = tls or ssl.create_default_context()
+        if parts.scheme == "http" and tls is not None:
+            raise ValueError(f"tls: is of no use with {url!r}; write https://")
+        self.host, self._prefix = parts.hostname, parts.path.rstrip("/")
+        self.tls = None if parts.scheme == "http" else tls or ssl.create_default_context()
+        default = 80 if self.tls is None else 443
+        self.port, self.authority = parts.port or default, authority(self.host, parts.port, default)
         self.url, self._token, self.timeout_s, self.retry_for_s = url, token, timeout_s, retry_for_s
+        self.pid = os.getpid()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        content: object = None,
+        wait_s: float | None = None,
+    ) -> Request:
+        target = self._prefix + path
+        if query:
+            target += "?" + urlencode({name: value for name, value in query.items() if value is not None})
+        headers = {"Accept": "application/json"}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token() if callable(self._token) else self._token}"
+        body = None
+        if content is not None:
+            headers["Content-Type"] = "application/json"
+            body = content if isinstance(content, bytes) else to_json(content)
+        return Request(method, target, body, headers, wait_s)
+
+    @property
+    def is_foreign(self) -> bool:
+        """This is a forked child: sockets and locks belong to the parent's threads, and must be left alone."""
+        return os.getpid() != self.pid
+
+    def refuse_foreign(self) -> None:
+        if self.is_foreign:
+            raise Closed(f"made in process {self.pid} and used in {os.getpid()}: make one after the fork")
+
+    def no_connection(self, error: Exception) -> Unreachable:
+        return Unreachable(f"{self.url}: no connection ({error})", maybe_done=False)
+
+    def no_answer(self, request: Request, error: Exception) -> Unreachable:
+        return Unreachable(f"{request.method} {self.url}: no answer ({type(error).__name__}: {error})", maybe_done=True)
+
+
+class Transport:
+    """Calls to one Escrow. For any number of threads."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
         self._lock = threading.RLock()
         self._kept: list[Connection] = []
         self._polls: set[Connection] = set()
         self._poll_epoch = 0
         self._closed = threading.Event()
-        self._pid = os.getpid()
 
     # --- calls ------------------------------------------------------------------------------------------------------------
     def call(
@@ -136,43 +178,28 @@ class Transport:
     ) -> Any:
         """The decoded answer. No attempt begins after the monotonic time `give_up_at` (without it: `retry_for_s` from now) but the
         first one; each may take `timeout_s`."""
-        request = self._request(method, path, query, content, wait_s)
+        request = self.server.request(method, path, query=query, content=content, wait_s=wait_s)
         if give_up_at is None:
-            give_up_at = time.monotonic() + self.retry_for_s
+            give_up_at = time.monotonic() + self.server.retry_for_s
         backoff = Backoff()
         while True:
             try:
                 return self._attempt(request)  # 1 to 3
             except EscrowError as error:
-                pause_s = _pause_s(error, repeat, backoff)  # 4
+                pause_s = pause_after(error, repeat, backoff)  # 4
                 if pause_s is None or time.monotonic() + pause_s >= give_up_at:
                     raise
             if self._closed.wait(pause_s):
                 raise Closed("closed while waiting to try again")
 
-    def _request(
-        self, method: str, path: str, query: Mapping[str, object] | None, content: object, wait_s: float | None
-    ) -> _Request:
-        target = self._prefix + path
-        if query:
-            target += "?" + urlencode({name: value for name, value in query.items() if value is not None})
-        headers = {"Accept": "application/json"}
-        if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token() if callable(self._token) else self._token}"
-        body = None
-        if content is not None:
-            headers["Content-Type"] = "application/json"
-            body = content if isinstance(content, bytes) else to_json(content)
-        return _Request(method, target, body, headers, wait_s)
-
-    def _attempt(self, request: _Request) -> Any:
+    def _attempt(self, request: Request) -> Any:
         epoch = self._poll_epoch
-        connection = self._open(self.timeout_s + (request.wait_s or 0.0))  # 1
+        connection = self._open(self.server.timeout_s + (request.wait_s or 0.0))  # 1
         try:
             if request.wait_s is not None:
                 self._enter_poll(connection, epoch)
             try:
-                status, headers, answer = connection.exchange(request.method, request.path, request.headers, request.content)  # 2
+                answer = connection.exchange(request.method, request.path, request.headers, request.content)  # 2
             finally:
                 with self._lock:
                     self._polls.discard(connection)
@@ -182,29 +209,27 @@ class Transport:
                 raise Aborted("the poll was ended from this side", maybe_done=True) from None
             if isinstance(error, EscrowError):
                 raise
-            detail = f"{request.method} {self.url}: no answer ({type(error).__name__}: {error})"
-            raise Unreachable(detail, maybe_done=True) from error
+            raise self.server.no_answer(request, error) from error
         except BaseException:
             connection.close()  # an interrupt in the middle: what comes next on this connection belongs to nobody
             raise
         self._keep(connection)
-        return _decoded(status, headers, answer)  # 3
+        return decoded(answer)  # 3
 
     # --- connections ------------------------------------------------------------------------------------------------------
     def _open(self, timeout_s: float) -> Connection:
         """A connection that answers within this time, or fails."""
         if self._closed.is_set():
             raise Closed("this producer or consumer is closed")
-        if self.is_foreign:
-            raise Closed(f"made in process {self._pid} and used in {os.getpid()}: make one after the fork")
+        self.server.refuse_foreign()
         connection = self._kept_one()
         if connection is not None:
             connection.sock.settimeout(timeout_s)
             return connection
         try:
-            return Connection(self._host, self._port, self._tls, timeout_s)
+            return Connection(self.server.host, self.server.port, self.server.tls, self.server.authority, timeout_s)
         except OSError as error:
-            raise Unreachable(f"{self.url}: no connection ({error})", maybe_done=False) from error
+            raise self.server.no_connection(error) from error
 
     def _kept_one(self) -> Connection | None:
         """The one that was used last and is still open. Nothing is due on it, so what can be read is its end."""
@@ -227,11 +252,6 @@ class Transport:
         connection.close()
 
     # --- the end ----------------------------------------------------------------------------------------------------------
-    @property
-    def is_foreign(self) -> bool:
-        """This is a forked child: sockets and locks belong to the parent's threads, and must be left alone."""
-        return os.getpid() != self._pid
-
     def _enter_poll(self, connection: Connection, epoch: int) -> None:
         with self._lock:
             if self._poll_epoch != epoch:
@@ -257,16 +277,17 @@ class Transport:
             connection.close()
 
 
-def _decoded(status: int, headers: Mapping[str, str], answer: bytes) -> Any:
+def decoded(answer: Answer) -> Any:
+    """What an answer of 2xx says; any other is raised."""
     try:
-        decoded = json.loads(answer) if answer else None
+        found = json.loads(answer.body) if answer.body else None
     except ValueError:
-        decoded = None
-    if 200 <= status < 300:
-        if isinstance(decoded, dict):
-            return decoded
-        raise BadAnswer(f"{status} with {_shown(answer)}: is this URL an Escrow?")
-    raise _refusal(status, decoded if isinstance(decoded, dict) else {}, headers, answer)
+        found = None
+    if 200 <= answer.status < 300:
+        if isinstance(found, dict):
+            return found
+        raise BadAnswer(f"{answer.status} with {_shown(answer.body)}: is this URL an Escrow?")
+    raise _refusal(answer.status, found if isinstance(found, dict) else {}, answer.headers, answer.body)
 
 
 def _refusal(status: int, problem: Mapping[str, Any], headers: Mapping[str, str], answer: bytes) -> Refused:
@@ -292,7 +313,7 @@ def _seconds(header: str | None) -> float | None:
         return None
 
 
-def _pause_s(error: EscrowError, repeat: Repeat, backoff: Backoff) -> float | None:
+def pause_after(error: EscrowError, repeat: Repeat, backoff: Backoff) -> float | None:
     """How long to wait before the next attempt; None: there is none."""
     if repeat is Repeat.NEVER or isinstance(error, Aborted):
         return None

@@ -16,6 +16,7 @@ newest key is older than the window. Rebuilt from: the halves in the log, which 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -30,6 +31,8 @@ SLOT: Final = struct.Struct("<16sqII")
 SLOT_DTYPE: Final = np.dtype([("digest", "V16"), ("half_plus_1", "<i8"), ("stored_at_s", "<u4"), ("body_crc", "<u4")])
 assert SLOT.size == SLOT_DTYPE.itemsize == 32
 SLOTS_MIN: Final = 1 << 14
+#: A table that was filled within the window is followed by one so many times as large: few tables, and so few looks for a key.
+GROWTH: Final = 8
 SLOTS_MAX: Final = 1 << 22
 
 
@@ -60,29 +63,31 @@ class _Table:
         self.used = len(times)
         self.oldest_s, self.newest_s = (int(times.min()), int(times.max())) if self.used else (0, 0)
 
-    def _count(self, stored_at_s: int) -> None:
-        self.oldest_s = stored_at_s if not self.used else min(self.oldest_s, stored_at_s)
-        self.newest_s = max(self.newest_s, stored_at_s)
-        self.used += 1
-
     def _probe(self, digest: bytes) -> tuple[int, tuple[bytes, int, int, int]]:
-        """(place, content) of the key's slot, or of the free one where it would go. A table is never full."""
-        at = int.from_bytes(digest[:8], "little") % self.slots
+        """(where in the file, content) of the key's slot, or of the free one where it would go. A table is never full."""
+        buffer, size, unpack = self._segment.buffer, len(self._segment.buffer), SLOT.unpack_from
+        at = int.from_bytes(digest[:8], "little") * SLOT.size % size
         while True:
-            slot = SLOT.unpack_from(self._segment.buffer, at * SLOT.size)
+            slot = unpack(buffer, at)
             if not slot[1] or slot[0] == digest:
                 return at, slot
-            at = (at + 1) % self.slots
+            at = (at + SLOT.size) % size
 
     def get(self, digest: bytes) -> Known | None:
         _, (_, half, stored_at_s, body_crc) = self._probe(digest)
         return Known(half - 1, stored_at_s, body_crc) if half else None
 
-    def put(self, digest: bytes, known: Known) -> None:
-        at, (_, half, _, _) = self._probe(digest)
-        SLOT.pack_into(self._segment.buffer, at * SLOT.size, digest, known.half_offset + 1, known.stored_at_s, known.body_crc)
-        if not half:
-            self._count(known.stored_at_s)
+    def put_all(self, keys: Mapping[bytes, Known]) -> None:
+        fresh = 0
+        for digest, (half_offset, stored_at_s, body_crc) in keys.items():
+            at, (_, half, _, _) = self._probe(digest)
+            SLOT.pack_into(self._segment.buffer, at, digest, half_offset + 1, stored_at_s, body_crc)
+            fresh += not half
+        times = [known.stored_at_s for known in keys.values()]
+        if fresh:
+            self.oldest_s = min(times) if not self.used else min(self.oldest_s, *times)
+            self.newest_s = max(self.newest_s, *times)
+            self.used += fresh
 
     def is_full(self, count: int) -> bool:
         """Whether so many more are too many: half of the slots stay free, so that probing is short."""
@@ -116,9 +121,10 @@ class Dedup:
                 return known if known.stored_at_s + self._window_s >= now_s else None
         return None
 
-    def put(self, digest: bytes, known: Known) -> None:
-        """Remember a key, for which `ensure` made room; the newest half of a key counts."""
-        self._tables[-1].put(digest, known)
+    def put_all(self, keys: Mapping[bytes, Known]) -> None:
+        """Remember keys, for which `ensure` made room; the newest half of a key counts."""
+        if keys:
+            self._tables[-1].put_all(keys)
 
     def has_room(self, count: int, now_s: int) -> bool:
         """Whether so many new keys need no new table."""
@@ -133,7 +139,7 @@ class Dedup:
         if self.has_room(count, now_s):
             return
         last = self._tables[-1] if self._tables else None
-        slots = min(last.slots * 2, SLOTS_MAX) if last is not None and last.is_full(count) else SLOTS_MIN
+        slots = min(last.slots * GROWTH, SLOTS_MAX) if last is not None and last.is_full(count) else SLOTS_MIN
         while slots < count * 2:
             slots *= 2
         number = int(last.path.name) + 1 if last is not None else 0

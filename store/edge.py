@@ -57,6 +57,8 @@ PROPERTIES_ROOM_BYTES: Final = 32 << 10
 #: What a producer may use of that, key, tags and dedup key included; the rest is for what a dead letter says besides.
 PROPERTIES_MAX_BYTES: Final = 30 << 10
 _NO_HALF: Final = -1
+#: So many messages of a batch, and more, are worth a look at whether they are alike.
+ALIKE_MIN: Final = 8
 #: Of so many halves at most is known where they lie and where they go.
 RECENT_MAX: Final = 1 << 16
 _RECENT: Final = np.dtype(
@@ -82,6 +84,19 @@ class _Unflushed(NamedTuple):
     ticket: int
     marks: dict[int, int]
     keys: dict[bytes, Known]
+
+
+class _Judging:
+    """What came of the ends of one batch so far."""
+
+    def __init__(self, begin: int) -> None:
+        self.begin = begin
+        self.ops: list[Op] = []
+        #: Ends of halves: before this batch, and as its ops leave them.
+        self.before: dict[int, int] = {}
+        self.marks: dict[int, int] = {}
+        #: Places in topic queues that are given away.
+        self.taken: dict[int, int] = {}
 
 
 class Appended(NamedTuple):
@@ -259,12 +274,41 @@ class EdgeStore:
         if not messages:
             raise InvalidRecord("messages: the batch is empty; send at least one")
         try:
+            if len(messages) >= ALIKE_MIN and (alike := self._encode_alike(messages, kind, now_ms)) is not None:
+                return alike
             encoded = [self._encode_message(message, kind, now_ms) for message in messages]
         except InvalidRecord as error:
             error.number = self._first_refused(messages, kind, now_ms)
             raise
         heads = np.frombuffer(bytearray(b"".join([head for head, _ in encoded])), frames.HALF_HEAD)
         return heads, [tail for _, tail in encoded]
+
+    def _encode_alike(
+        self, messages: Sequence[Message], kind: FrameKind, now_ms: int
+    ) -> tuple[Any, list[tuple[bytes, bytes]]] | None:
+        """The same for messages of one group for one topic that ask for nothing special: their heads differ from the first one's
+        in a few numbers, which are set for all at once. None: they are not alike, or one is to be refused."""
+        groups, topics, bodies, properties, queue_ids, born, hosts, ports, immunities, flags, keys, own = zip(
+            *messages, strict=True
+        )
+        same = all(values.count(values[0]) == len(values) for values in (groups, topics, queue_ids, hosts))
+        if not same or queue_ids[0] is not None or any(map(any, (properties, ports, immunities, flags, own))):
+            return None
+        sizes = list(map(len, bodies))
+        text = "\x02".join(keys)
+        if max(sizes) > self.max_body_bytes or text.count("\x02") >= len(keys) or "\x01" in text:
+            return None
+        head, (_, encoded) = self._encode_message(messages[0]._replace(dedup_key=""), kind, now_ms)
+        try:
+            tails = [encoded + f"{frames.DEDUP_KEY}\x01{key}\x02".encode() if key else encoded for key in keys]
+            heads = np.frombuffer(bytearray(head * len(messages)), frames.HALF_HEAD)
+            heads["born_at_ms"] = [time_ms or now_ms for time_ms in born]
+        except (OverflowError, UnicodeEncodeError):
+            return None
+        heads["body_bytes"], heads["properties_bytes"] = sizes, list(map(len, tails))
+        if max(map(len, tails)) > PROPERTIES_MAX_BYTES:
+            return None
+        return heads, list(zip(bodies, tails, strict=True))
 
     def _first_refused(self, messages: Sequence[Message], kind: FrameKind, now_ms: int) -> int:
         for number, message in enumerate(messages):
@@ -373,58 +417,59 @@ class EdgeStore:
         even "already" rests on an op that may not be durable yet."""
         with self._append_lock:
             self._commit.check()
-            marks: dict[int, int] = {}
-            taken: dict[int, int] = {}
-            answers, ops = [], []
-            begin = max(self.half_queue.begin, self.half_begin)
-            for end in ends:
-                answer, op = self._judge(end, begin, marks, taken)
-                answers.append(answer)
-                if op is not None:
-                    ops.append(op)
-            if ops:
-                self._append_ops(ops, now_ms, taken)
-                self.ended.update([op.kind for op in ops])
-                groups = {op.half_offset: op.group_no for op in ops}
-                for half_offset, mark in marks.items():
-                    self._count_pending(half_offset, groups[half_offset], mark)
-                self._remember(_Unflushed(self.log.end, marks, {}))
+            judging = _Judging(max(self.half_queue.begin, self.half_begin))
+            answers = [self._judge(end, recent, judging) for end, recent in zip(ends, self._recent_of(ends), strict=True)]
+            if judging.ops:
+                self._append_ops(judging.ops, now_ms, judging.taken)
+                self.ended.update([op.kind for op in judging.ops])
+                groups = {op.half_offset: op.group_no for op in judging.ops}
+                for half_offset, mark in judging.marks.items():
+                    before = judging.before[half_offset]
+                    if bool(before) != bool(mark):
+                        self.pending.change(half_offset, groups[half_offset], 1 if before else -1)
+                self._remember(_Unflushed(self.log.end, judging.marks, {}))
             return answers, self.log.end
 
-    def _count_pending(self, half_offset: int, group_no: int, mark: int) -> None:
-        before = self.end_of(half_offset)
-        if bool(before) != bool(mark):
-            self.pending.change(half_offset, group_no, 1 if before else -1)
+    def _recent_of(self, ends: Sequence[End]) -> list[tuple[int, ...]]:
+        """What was noted when a half was stored, for each end: it may be another half that had the same place since or before."""
+        places = [end.half_offset % RECENT_MAX for end in ends]
+        if len(places) < 4:
+            return [self._recent[place].item() for place in places]
+        found: list[tuple[int, ...]] = self._recent[places].tolist()
+        return found
 
-    def _judge(self, end: End, begin: int, marks: dict[int, int], taken: dict[int, int]) -> tuple[Answer, Op | None]:
-        half_offset = end.half_offset
+    def _judge(self, end: End, recent: tuple[int, ...], judging: _Judging) -> Answer:
+        half_offset, marks = end.half_offset, judging.marks
         if not 0 <= half_offset < self.half_end:
-            return Answer(Verdict.REFUSED, "unknown id", State.NONE), None
-        if half_offset < begin:
-            return Answer(Verdict.REFUSED, "gone", State.NONE), None
+            return Answer(Verdict.REFUSED, "unknown id", State.NONE)
+        if half_offset < judging.begin:
+            return Answer(Verdict.REFUSED, "gone", State.NONE)
         try:
-            group_no, topic_no, queue_id = self._queue_of(half_offset)
+            group_no, topic_no, queue_id = self._queue_of(half_offset, recent)
         except IndexError:
-            return Answer(Verdict.REFUSED, "gone", State.NONE), None
+            return Answer(Verdict.REFUSED, "gone", State.NONE)
         except Corrupt:
             # It went bad after it was settled. Only the checker may still end it, or it would stay pending and pin its files.
             if end.kind not in (OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED):
-                return Answer(Verdict.REFUSED, "quarantined", State.QUARANTINED), None
+                return Answer(Verdict.REFUSED, "quarantined", State.QUARANTINED)
             group_no = topic_no = queue_id = -1
         if end.group is not None and self.dictionary.group_no(end.group) != group_no:
-            return Answer(Verdict.REFUSED, "wrong group", State.NONE), None
+            return Answer(Verdict.REFUSED, "wrong group", State.NONE)
         before = marks[half_offset] if half_offset in marks else self.end_of(half_offset)
         answer = judge(end.kind, before)
         silent = end.kind == OpKind.UNKNOWN and end.via == Via.PRODUCER and not end.remark
         if answer.verdict is not Verdict.ACCEPTED or silent:
-            return answer, None
+            return answer
+        if half_offset not in marks:
+            judging.before[half_offset] = before
         marks[half_offset] = byte_after(end.kind, before)
         position = NO_POSITION
         if end.kind == OpKind.COMMIT:
-            position = self._take_position(topic_no << 6 | queue_id, taken)
+            position = self._take_position(topic_no << 6 | queue_id, judging.taken)
             answer = Answer(answer.verdict, "", answer.state, position)
         detail = frames.encode_detail(end.actor, end.remark)
-        return answer, Op(end.kind, half_offset, group_no, end.via, position, detail)
+        judging.ops.append(Op(end.kind, half_offset, group_no, end.via, position, detail))
+        return answer
 
     def append_asked(self, half_offsets: Sequence[int], member: str, now_ms: int) -> int:
         """Record that check requests were handed to a member; halves that have ended meanwhile are left out. The ticket."""
@@ -481,11 +526,11 @@ class EdgeStore:
         taken[queue_key] = queue_offset + 1
         return queue_key << QUEUE_OFFSET_BITS | queue_offset
 
-    def _queue_of(self, half_offset: int) -> tuple[int, int, int]:
+    def _queue_of(self, half_offset: int, recent: tuple[int, ...]) -> tuple[int, int, int]:
         """(group_no, topic_no, queue_id) of a half, after checking its whole frame: what cannot be read any more must not end."""
-        recent, offset, size, *queue = self._recent[half_offset % RECENT_MAX].item()
-        if recent == half_offset and frames.is_whole(self.log.frame_bytes(offset, size), offset):
-            return tuple(queue)
+        known, offset, size, group_no, topic_no, queue_id = recent
+        if known == half_offset and frames.is_whole(self.log.frame_bytes(offset, size), offset):
+            return group_no, topic_no, queue_id
         offset, size, _ = self.half_queue.entry(half_offset)
         content = self.log.frame_bytes(offset, size)
         frames.check_frame(content, offset, str(self.log.file.directory))
@@ -529,8 +574,8 @@ class EdgeStore:
                     self.ends_table[half_offset] = mark
                     if self._marks[half_offset][0] == done.ticket:
                         del self._marks[half_offset]
-                for key, known in done.keys.items():
-                    self.dedup.put(key, known)
+                self.dedup.put_all(done.keys)
+                for key in done.keys:
                     if self._keys[key][0] == done.ticket:
                         del self._keys[key]
 

@@ -186,7 +186,7 @@ class _Replay:
             body_crc = crc32(content[frames.HALF_HEAD.itemsize : frames.HALF_HEAD.itemsize + head[21]])
             key = frames.decode_properties(properties)[frames.DEDUP_KEY]
             self._edge.dedup.ensure(1, head[8] // 1000)
-            self._edge.dedup.put(digest_of(head[11], key), Known(head[7], head[8] // 1000, body_crc))
+            self._edge.dedup.put_all({digest_of(head[11], key): Known(head[7], head[8] // 1000, body_crc)})
         self._halves.append((at, size, head[10]))
         self._edge.half_end = head[7] + 1
         if len(self._halves) >= self.FLUSH_EVERY:

@@ -26,7 +26,7 @@ from store.directory import StoreDirectory
 from store.ends import SEGMENT_BYTES as ENDS_SEGMENT
 from store.ends import EndsTable
 from store.errors import Corrupt
-from store.frames import HALF_HEAD_BYTES, KEYS, MAGIC, Frame, FrameKind
+from store.frames import HALF_HEAD_BYTES, KEYS, MAGIC, PGROUP, REAL_TOPIC, Frame, FrameKind, encode_properties
 from store.pending import Rows
 from store.published import EdgeSlot, JobSlot
 from store.reader import CLOCK_SLACK_MS
@@ -278,11 +278,27 @@ class Listing:
         columns = offsets, heads["stored_at_ms"].copy(), heads["group_no"].copy(), heads["topic_no"].copy()
         if not with_keys:
             return Columns(first, stop, *columns)
-        whole = list(self._read_keys(entries, heads))
-        hashes = np.fromiter(map(_hash, whole), np.uint32, len(whole))
-        keys = [key[:KEY_BYTES] for key in whole]
-        key_at = _starts([len(key) + 1 for key in keys])
-        return Columns(first, stop, *columns, hashes, key_at, b"".join([_SEPARATOR, *[key + _SEPARATOR for key in keys]]))
+        hashes, lengths = np.full(len(offsets), _hash(b""), np.uint32), np.ones(len(offsets), np.int64)
+        texts = [_SEPARATOR] * len(offsets)
+        numbers = np.flatnonzero(self._may_have_key(heads))
+        for number, key in zip(numbers.tolist(), self._read_keys(entries[numbers], heads[numbers]), strict=True):
+            hashes[number], texts[number] = _hash(key), key[:KEY_BYTES] + _SEPARATOR
+            lengths[number] = len(texts[number])
+        return Columns(first, stop, *columns, hashes, _starts(lengths), b"".join([_SEPARATOR, *texts]))
+
+    def _may_have_key(self, heads: Array) -> npt.NDArray[np.bool_]:
+        """Not where a half has only the properties that every half of its group for its topic has: to look into the log for each
+        would cost more than the rest of a list's work."""
+        routes, which = np.unique(heads["group_no"].astype(np.int64) << 32 | heads["topic_no"], return_inverse=True)
+        least = np.array([self._least(route >> 32, route & 0xFFFFFFFF) for route in routes.tolist()], np.int64)
+        return np.asarray(heads["properties_bytes"] > least[which])
+
+    def _least(self, group_no: int, topic_no: int) -> int:
+        """Bytes of properties that a half has at least; 0 where its names are not known here."""
+        groups, topics = self._dictionary.groups, self._dictionary.topics
+        if not (0 <= group_no < len(groups) and 0 <= topic_no < len(topics)):
+            return 0
+        return len(encode_properties({PGROUP: groups[group_no], REAL_TOPIC: topics[topic_no]}))
 
     def _read_keys(self, entries: Array, heads: Array) -> Iterator[bytes]:
         log = self._log.log

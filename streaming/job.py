@@ -128,8 +128,8 @@ def _service(settings: Settings) -> AnyService:
 
 def _stand_by(service: KafkaJobService, spark: SparkSession | None, signals: _Signals, port: int) -> bool:
     """Until this driver is the master; False where it was asked to stop before. A standby is ready for its work: to wait."""
-    print(json.dumps({"ready": True, "metrics_port": port}), flush=True)
     _notice("standby: another driver is the master")
+    print(json.dumps({"ready": True, "metrics_port": port}), flush=True)
     jvm = _jvm(spark) if spark is not None else None
     signals.raising = False
     taken = service.take_over(lambda: not signals.asked.is_set() and (jvm is None or jvm.poll() is None))

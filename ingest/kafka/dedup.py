@@ -71,7 +71,7 @@ class SendOnce:
             self._known.ensure(len(mine), now_s)
             for message, digest, place in zip(new, digests, written, strict=True):
                 if digest:
-                    self._known.put(digest, Known(place.number, now_s, zlib.crc32(message.body)))
+                    self._known.put_all({digest: Known(place.number, now_s, zlib.crc32(message.body))})
                     mine[digest].set_result(place)
             return written
         except BaseException as error:

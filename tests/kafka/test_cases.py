@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import threading
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,9 +20,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-from kafka import KafkaConsumer
 
 from sinks.kafka import contract, release
 from sinks.kafka.clients import Connection
@@ -89,14 +89,14 @@ def checks_of(world: KafkaWorld, place: Place) -> list[Any]:
 
 
 @contextlib.contextmanager
-def member(world: KafkaWorld, group: str, **options: Any) -> Iterator[None]:
+def member(world: KafkaWorld, group: str) -> Iterator[None]:
     """A live member of a producer group: a consumer of the check topic in the group's own consumer group. It never answers."""
-    consumer = KafkaConsumer(world.check, bootstrap_servers=world.cluster.bootstrap, group_id=world.check_prefix + group, **options)
+    consumer = checks_consumer(world, group)
     joined, leaving = threading.Event(), threading.Event()
 
     def poll() -> None:
         while not leaving.is_set():
-            consumer.poll(100)
+            consumer.poll(0.1)
             if consumer.assignment():
                 joined.set()
         consumer.close()
@@ -109,6 +109,20 @@ def member(world: KafkaWorld, group: str, **options: Any) -> Iterator[None]:
     finally:
         leaving.set()
         thread.join(60)
+
+
+def checks_consumer(world: KafkaWorld, group: str) -> Consumer:
+    """A member that has committed nothing reads from the beginning, and what it read is for the next member to read again.
+
+    (librdkafka, not kafka-python, which the examples use: a member of the latter was once seen to be given no partition when its
+    first metadata came late, and to wait for ever after.)
+    """
+    consumer = Consumer({
+        "bootstrap.servers": world.cluster.bootstrap, "group.id": world.check_prefix + group,
+        "auto.offset.reset": "earliest", "enable.auto.commit": False, "log_level": 2,
+    })  # fmt: skip
+    consumer.subscribe([world.check])
+    return consumer
 
 
 def next_round(world: KafkaWorld) -> None:
@@ -263,19 +277,20 @@ def test_9_39_40_41_42_43_65_immunity_is_a_number_of_seconds_or_the_default_and_
 def test_46_a_request_that_one_member_did_not_finish_goes_to_another_and_counts_once(world: KafkaWorld) -> None:
     place = world.prepare(b"for two", "cases", group="two")
 
-    own: dict[str, Any] = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
-
     def take() -> bytes:
         """A member reads the request, and goes without a word."""
-        servers, group = world.cluster.bootstrap, world.check_prefix + "two"
-        consumer = KafkaConsumer(world.check, bootstrap_servers=servers, group_id=group, consumer_timeout_ms=60_000, **own)
+        consumer = checks_consumer(world, "two")
         try:
-            found = (record for record in consumer if dict(record.headers)["escrow-half-offset"] == b"%d" % place[1])
-            return bytes(next(found).value)
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:
+                record = consumer.poll(1)
+                if record is not None and record.error() is None and place_of(record) == place:
+                    return record.value() or b""
+            raise AssertionError("no request within a minute")
         finally:
             consumer.close()
 
-    with member(world, "two", **own):
+    with member(world, "two"):
         next_round(world)
         world.await_that(lambda: checks_of(world, place), bool)
     assert take() == take() == b"for two"

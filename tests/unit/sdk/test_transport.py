@@ -27,7 +27,7 @@ from escrow import (
     Unreachable,
     tls_context,
 )
-from escrow.transport import Aborted, Backoff, Transport
+from escrow.transport import Aborted, Backoff, Server
 from tests.support.fake_escrow import FakeEscrow, Problem
 from tests.support.tools import require_tool
 
@@ -215,7 +215,7 @@ def test_not_usable_after_a_fork(escrow, api):
 @pytest.mark.parametrize("url", ["127.0.0.1:7480", "ftp://x", "http://", ""])
 def test_a_url_that_is_none(url):
     with pytest.raises(ValueError, match=r"url: .* is not like http://"):
-        Transport(url)
+        Server(url)
 
 
 def test_names_are_quoted_and_a_prefix_is_kept(escrow):
