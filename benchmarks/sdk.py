@@ -2,7 +2,7 @@
 
 unbatched       64 threads, each with its own requests: half, then commit (`Api`)
 batched         64 threads that share requests (`Producer`)
-tasks           64 asyncio tasks that share requests (`AsyncProducer`)
+tasks           64 asyncio tasks that share requests (`AsyncProducer`), and 64 that each make their own, in the event loop, too
 one caller      one thread alone: what the producer adds to the bare requests
 cpu             CPU of both sides for one transaction: says the same on a machine that is busy with other things, where the
                 figures above mostly tell how many threads compete for it
@@ -18,14 +18,21 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks.support import alternate, load, report, scratch, spread
 from escrow import Api, AsyncProducer, End, Message, Outcome, Producer
+from escrow.api import Posting, posting_ends, posting_halves
+from escrow.loop import LoopTransport
+from escrow.transport import Server
+
+_T = TypeVar("_T")
 
 CALLERS = 64
 TRANSACTIONS = 6_400
@@ -79,18 +86,50 @@ def throughput(transact: Callable[[], None]) -> float:
 
 
 async def task_throughput(url: str) -> float:
+    """Transactions a second of CALLERS tasks that share requests."""
+
     async def outcome(*_: object) -> Outcome:
         return Outcome.COMMIT
 
     async with AsyncProducer(url, "orders") as producer:
 
-        async def work() -> None:
-            for _ in range(TRANSACTIONS // CALLERS):
-                await producer.send_in_transaction(MESSAGE, outcome)
+        async def transact() -> None:
+            assert (await producer.send_in_transaction(MESSAGE, outcome)).committed
 
-        begun_s = time.perf_counter()
-        await asyncio.gather(*[work() for _ in range(CALLERS)])
-        return TRANSACTIONS / (time.perf_counter() - begun_s)
+        return await of_tasks(transact)
+
+
+async def own_request_throughput(url: str) -> float:
+    """Transactions a second of CALLERS tasks, each with its own requests and a connection of its own."""
+
+    async def post(transport: LoopTransport, posting: Posting[_T]) -> _T:
+        answer = await transport.call("POST", posting.path, content=posting.content, repeat=posting.repeat)
+        return posting.answers(answer)[0]
+
+    own = deque(LoopTransport(Server(url)) for _ in range(CALLERS))
+    transports = list(own)
+
+    async def transact() -> None:
+        transport = own.popleft()
+        half = await post(transport, posting_halves("orders", [MESSAGE], [f"{time.monotonic_ns()}-{id(transport)}"]))
+        assert (await post(transport, posting_ends("orders", [End(half.id, Outcome.COMMIT)]))).stands
+        own.append(transport)
+
+    try:
+        return await of_tasks(transact)
+    finally:
+        for transport in transports:
+            transport.close()
+
+
+async def of_tasks(transact: Callable[[], Awaitable[None]]) -> float:
+    async def work() -> None:
+        for _ in range(TRANSACTIONS // CALLERS):
+            await transact()
+
+    begun_s = time.perf_counter()
+    await asyncio.gather(*[work() for _ in range(CALLERS)])
+    return TRANSACTIONS / (time.perf_counter() - begun_s)
 
 
 def latency_ms(transact: Callable[[], None]) -> float:
@@ -119,7 +158,9 @@ def cpu_us(edge_pid: int, transact: Callable[[], None]) -> float:
 def measure(url: str, edge_pid: int, api: Api, producer: Producer) -> dict[str, float]:
     throughput(partial(bare, api))  # warm
     unbatched, batched = alternate(lambda: throughput(partial(bare, api)), lambda: throughput(partial(shared, producer)), ROUNDS)
-    tasks = asyncio.run(task_throughput(url))
+    own_tasks, tasks = alternate(
+        lambda: asyncio.run(own_request_throughput(url)), lambda: asyncio.run(task_throughput(url)), ROUNDS
+    )
     alone_bare, alone_shared = alternate(
         lambda: latency_ms(partial(bare, api)), lambda: latency_ms(partial(shared, producer)), ROUNDS
     )
@@ -132,11 +173,11 @@ def measure(url: str, edge_pid: int, api: Api, producer: Producer) -> dict[str, 
     print(f"batched transactions/s: {spread(batched)}")
     print(f"one caller, bare requests, ms: {spread(alone_bare)}")
     print(f"one caller, producer, ms: {spread(alone_shared)}")
-    print(f"tasks transactions/s: {tasks:.0f}")
-    per_s = statistics.median(unbatched)
+    print(f"tasks, own requests, transactions/s: {spread(own_tasks)}")
+    print(f"tasks, batched, transactions/s: {spread(tasks)}")
     return {
-        "ingest.sdk_batched_over_unbatched": statistics.median(batched) / per_s,
-        "ingest.sdk_tasks_over_unbatched": tasks / per_s,
+        "ingest.sdk_batched_over_unbatched": statistics.median(batched) / statistics.median(unbatched),
+        "ingest.sdk_tasks_over_unbatched": statistics.median(tasks) / statistics.median(own_tasks),
         "ingest.sdk_one_caller_over_bare": statistics.median(alone_shared) / statistics.median(alone_bare),
         "ingest.sdk_cpu_unbatched_over_batched": statistics.median(cpu_bare) / statistics.median(cpu_shared),
     }

@@ -135,7 +135,7 @@ class AsyncProducer:
         arg: _Arg = None,  # type: ignore[assignment]
     ) -> TransactionResult:
         """Send a half, await local_transaction(message, arg), say how it went: as `Producer.send_in_transaction` does."""
-        half = await self.send_half(message)
+        [half] = await self._here().send_halves([message])
         try:
             with span("local transaction", transaction_id=half.id):
                 returned = await local_transaction(message.with_id(half.id), arg)
@@ -161,7 +161,8 @@ class AsyncProducer:
     # --- the parts --------------------------------------------------------------------------------------------------------
     async def send_half(self, message: Message) -> Half:
         """Store one half. End it with `end`."""
-        return (await self.send_halves([message]))[0]
+        [half] = await self._here().send_halves([message])
+        return half
 
     async def send_halves(self, messages: Sequence[Message]) -> list[Half]:
         """Store halves, all or none."""

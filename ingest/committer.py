@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -317,8 +317,8 @@ class Committer:
     def count_answers(self, answers: Sequence[Answer]) -> None:
         """Ends that were answered; those of a call count themselves."""
         self.counters.ends += len(answers)
-        for answer in answers:
-            self.counters.answers[answer.verdict.value] = self.counters.answers.get(answer.verdict.value, 0) + 1
+        for verdict, count in Counter([answer.verdict for answer in answers]).items():
+            self.counters.answers[verdict.value] = self.counters.answers.get(verdict.value, 0) + count
 
     def _append_asked(self, work: _Work, cycle: _Cycle) -> None:
         asked: _Asked = work.content

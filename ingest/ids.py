@@ -80,10 +80,16 @@ class Sealer:
         #: The key is mixed in once; each seal goes on from a copy.
         self._keyed = {key_id(key): keyed(key, SEALS * SEAL_BYTES) for key in reversed(keys)}
         self._key_id = key_id(keys[0])
+        #: Of the last block that was sealed: halves that came one by one are mostly answered in their order.
+        self._last: tuple[tuple[int, int, int], bytes] = (-1, 0, 0), b""
 
     def seal(self, half_offset: int, group_no: int, shard: int = 0) -> str:
-        content = LAYOUT.pack(VERSION, self._key_id, self._store, shard, half_offset, group_no)
-        return _sealed(self._keyed[self._key_id], content, half_offset).decode("ascii")
+        content, block = LAYOUT.pack(VERSION, self._key_id, self._store, shard, half_offset, group_no), half_offset // SEALS
+        last, seals = self._last
+        if last != (block, group_no, shard):
+            seals = _seals(self._keyed[self._key_id], content, block)
+            self._last = (block, group_no, shard), seals
+        return _text(content, seals, half_offset).decode("ascii")
 
     def seal_all(self, half_offsets: Sequence[int], group_no: int) -> list[str]:
         """The same for many of one group."""
@@ -113,7 +119,8 @@ class Sealer:
             raise BadId("id: of a version that this release does not know")
         # The whole text is compared: it has one spelling only. An unknown key is tried with one of ours all the same: the answer
         # takes as long for every id that is not good.
-        good = hmac.compare_digest(_sealed(self._keyed.get(key, self._keyed[self._key_id]), content, half_offset), given)
+        seals = _seals(self._keyed.get(key, self._keyed[self._key_id]), content, half_offset // SEALS)
+        good = hmac.compare_digest(_text(content, seals, half_offset), given)
         if store != self._store:
             raise BadId("id: of another store; ends go to the store that took the half")
         if key not in self._keyed:
@@ -128,10 +135,10 @@ def keyed(key: bytes, size: int = SEAL_BYTES) -> hashlib.blake2b:
     return hashlib.blake2b(key=hashlib.sha256(b"escrow id seal\0" + key).digest(), digest_size=size)
 
 
-def _sealed(keyed: hashlib.blake2b, content: bytes, half_offset: int) -> bytes:
-    """The id's text for this content."""
-    seal = _seals(keyed, content, half_offset // SEALS)[half_offset % SEALS * SEAL_BYTES :][:SEAL_BYTES]
-    return b2a_base64(content + seal, newline=False).translate(_TO_URLSAFE)[:ID_CHARACTERS]
+def _text(content: bytes, seals: bytes, half_offset: int) -> bytes:
+    """The id with this content; `seals` are those of its block."""
+    at = half_offset % SEALS * SEAL_BYTES
+    return b2a_base64(content + seals[at : at + SEAL_BYTES], newline=False).translate(_TO_URLSAFE)[:ID_CHARACTERS]
 
 
 def _seals(keyed: hashlib.blake2b, content: bytes, block: int) -> bytes:

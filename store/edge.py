@@ -384,10 +384,15 @@ class EdgeStore:
     @staticmethod
     def _spread(heads: np.ndarray[Any, Any]) -> None:
         """Messages without key and queue go round the queues of their topic, by their number."""
-        free = heads["queue_id"] >= 0x8000
+        asked = heads["queue_id"]
+        first = int(asked[0])
+        if first >= 0x8000 and (asked == first).all():  # mostly
+            heads["queue_id"] = heads["queue_offset"] % (first - 0x8000)
+            return
+        free = asked >= 0x8000
         if free.any():
-            queues = heads["queue_id"][free].astype(np.int64) - 0x8000
-            heads["queue_id"][free] = heads["queue_offset"][free] % queues
+            queues = asked[free].astype(np.int64) - 0x8000
+            asked[free] = heads["queue_offset"][free] % queues
 
     def has_room(self, halves: Sequence[Message], messages: Sequence[Message], ops: int, size_bytes: int, now_ms: int) -> bool:
         """Whether these halves, ordinary messages, so many ops and so many bytes of frames go into files that are there, under
