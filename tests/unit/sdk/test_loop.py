@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from escrow.errors import Closed, InvalidRequest, Unreachable, refusal
 from escrow.loop import LoopBatcher
 from tests.support.fake_escrow import Problem
 
-LIMITS = {"linger_s": 0.0, "batch_max": 256, "retry_for_s": 30.0, "timeout_s": 10.0}
+LIMITS: dict[str, Any] = {"linger_s": 0.0, "batch_max": 256, "retry_for_s": 30.0, "timeout_s": 10.0}
 
 
 class Sender:
@@ -147,7 +148,9 @@ def test_only_the_culprit_hears_of_it():
     play(scene)
 
 
-@pytest.mark.parametrize("error", [refusal(401, "who", ""), refusal(429, "load", ""), Unreachable("gone", maybe_done=True), KeyError("x")])
+@pytest.mark.parametrize(
+    "error", [refusal(401, "who", ""), refusal(429, "load", ""), Unreachable("gone", maybe_done=True), KeyError("x")]
+)
 def test_what_concerns_all_is_said_to_all_and_it_goes_on(error):
     async def scene(batcher, sender):
         sender.error = error
@@ -227,6 +230,39 @@ def test_what_cannot_be_sent_in_time_hears_it():
     play(scene)
 
 
+def test_when_the_loop_ends_nothing_more_begins():
+    """asyncio.run cancels what is left: the request under way, and nobody sends what waited behind it."""
+    sent: list[Any] = []
+    told: list[Any] = []
+
+    async def send(items, give_up_at):
+        sent.append(items)
+        await asyncio.Event().wait()
+
+    async def main():
+        batcher = LoopBatcher("test", send, **LIMITS)
+
+        async def ask(number):
+            try:
+                await batcher.submit([number])
+            except (Closed, asyncio.CancelledError) as error:
+                told.append(type(error))
+                raise
+
+        tasks = [asyncio.create_task(ask(0))]
+        while not sent:
+            await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(ask(1)))
+        left = batcher.submit([2])
+        left.add_done_callback(lambda future: told.append(type(future.exception())))
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    gc.collect()
+    assert sent == [[0]]
+    assert sorted(map(str, told)) == sorted(map(str, [asyncio.CancelledError, asyncio.CancelledError, Closed]))
+
+
 def test_a_crowd_goes_in_two_requests_that_overlap_and_no_third():
     async def scene(batcher, sender):
         sender.gate.clear()
@@ -299,7 +335,7 @@ def test_an_answer_that_does_not_come_in_time(escrow):
     asyncio.run(main())
 
 
-@pytest.mark.filterwarnings("ignore:unclosed transport")  # the first loop ends, and nobody has closed the producer in it
+@pytest.mark.filterwarnings("ignore:unclosed")  # the first loop ends, and nobody has closed the producer in it
 def test_closed_and_in_another_loop(escrow):
     producer = AsyncProducer(escrow.url, "orders")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 from zlib import crc32
 
 import pytest
 
 from store import dedup as dedup_module
 from store import disk, frames
-from store.edge import EdgeStore, End
+from store.edge import MAX_BODY_BYTES, PROPERTIES_MAX_BYTES, EdgeStore, End
 from store.ends import Verdict
 from store.errors import (
     BatchTooLarge,
@@ -357,6 +358,43 @@ def test_a_full_disk_refuses_a_key_before_anything_is_stored(service):
         service.send_one(b"x", dedup_key="k")
     disk.arm(None)
     assert service.send_one(b"x", dedup_key="k") == 0
+
+
+@pytest.mark.parametrize("kind", [FrameKind.HALF, FrameKind.MESSAGE])
+def test_messages_that_are_alike_are_encoded_as_they_would_be_one_by_one(service, kind):
+    edge = service.edge
+    alike = [Message("orders", "paid", b"x" * n, born_at_ms=n % 3, dedup_key="" if n % 2 else f"kéy {n}") for n in range(20)]
+    assert edge._encode_alike(alike, kind, 5000) is not None
+    others: dict[str, Any] = {
+        "group": "billing", "topic": "sent", "properties": {"KEYS": "k"}, "queue_id": 1, "born_host": b"1" * 16, "born_port": 1,
+        "immunity_s": 7, "flag": 1, "own": {"__DEAD__": "x"},
+    }  # fmt: skip
+    for name, value in others.items():
+        odd = [*alike[:9], alike[9]._replace(**{name: value}), *alike[10:]]
+        assert edge._encode_alike(odd, kind, 5000) is None, name
+    heads, tails = edge._encode_messages(alike, kind, 5000)
+    one_by_one = [edge._encode_message(message, kind, 5000) for message in alike]
+    assert heads.tobytes() == b"".join([head for head, _ in one_by_one])
+    assert tails == [tail for _, tail in one_by_one]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"body": bytes(MAX_BODY_BYTES + 1)},
+        {"dedup_key": "a\x01b"},
+        {"dedup_key": "a\x02b"},
+        {"dedup_key": "\ud800"},
+        {"dedup_key": "k" * PROPERTIES_MAX_BYTES},
+        {"born_at_ms": 1 << 63},
+    ],
+)
+def test_of_many_that_are_alike_the_one_that_is_not_taken_is_named(service, bad):
+    good = Message("orders", "paid", b"x")
+    with pytest.raises(InvalidRecord) as refused:
+        service.edge.append_halves([*[good] * 11, good._replace(**bad), *[good] * 11], service.now_ms)
+    assert refused.value.number == 11
+    assert service.edge.half_end == 0
 
 
 def test_a_key_counts_for_the_window_only(tmp_path):
