@@ -24,15 +24,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from benchmarks.support import alternate, load, report, scratch, spread
 from escrow import Api, AsyncProducer, End, Message, Outcome, Producer
-from escrow.api import Posting, posting_ends, posting_halves
+from escrow.api import posting_ends, posting_halves
 from escrow.loop import LoopTransport
 from escrow.transport import Server
-
-_T = TypeVar("_T")
 
 CALLERS = 64
 TRANSACTIONS = 6_400
@@ -102,17 +99,14 @@ async def task_throughput(url: str) -> float:
 async def own_request_throughput(url: str) -> float:
     """Transactions a second of CALLERS tasks, each with its own requests and a connection of its own."""
 
-    async def post(transport: LoopTransport, posting: Posting[_T]) -> _T:
-        answer = await transport.call("POST", posting.path, content=posting.content, repeat=posting.repeat)
-        return posting.answers(answer)[0]
-
     own = deque(LoopTransport(Server(url)) for _ in range(CALLERS))
     transports = list(own)
 
     async def transact() -> None:
         transport = own.popleft()
-        half = await post(transport, posting_halves("orders", [MESSAGE], [f"{time.monotonic_ns()}-{id(transport)}"]))
-        assert (await post(transport, posting_ends("orders", [End(half.id, Outcome.COMMIT)]))).stands
+        [half] = await transport.post(posting_halves("orders", [MESSAGE], [f"{time.monotonic_ns()}-{id(transport)}"]))
+        [answer] = await transport.post(posting_ends("orders", [End(half.id, Outcome.COMMIT)]))
+        assert answer.stands
         own.append(transport)
 
     try:

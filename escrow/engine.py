@@ -15,16 +15,14 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from typing import Final, Protocol, TypedDict, TypeVar
+from typing import Final, Protocol, TypedDict
 
-from escrow.api import Api, Posting, posting_ends, posting_halves, posting_messages
+from escrow.api import Api, posting_ends, posting_halves, posting_messages
 from escrow.batching import Batcher
 from escrow.carried import carrying
 from escrow.checking import CheckLoop
 from escrow.loop import LoopBatcher, LoopTransport
 from escrow.messages import Check, End, EndAnswer, Half, Message, Position
-
-_T = TypeVar("_T")
 
 #: What a message needs on the wire besides its body, roughly: for the size of a request.
 _MESSAGE_BYTES: Final = 256
@@ -169,19 +167,13 @@ class LoopEngine:
 
     async def _send_halves(self, keyed: Sequence[_Keyed], give_up_at: float) -> list[Half]:
         messages, keys = zip(*keyed, strict=True)
-        return await self._post(posting_halves(self._group, messages, keys), give_up_at)
+        return await self._transport.post(posting_halves(self._group, messages, keys), give_up_at)
 
     async def _send_messages(self, messages: Sequence[Message], give_up_at: float) -> list[Position]:
-        return await self._post(posting_messages(self._group, messages), give_up_at)
+        return await self._transport.post(posting_messages(self._group, messages), give_up_at)
 
     async def _send_ends(self, ends: Sequence[End], give_up_at: float) -> list[EndAnswer]:
-        return await self._post(posting_ends(self._group, ends), give_up_at)
-
-    async def _post(self, posting: Posting[_T], give_up_at: float) -> list[_T]:
-        answer = await self._transport.call(
-            "POST", posting.path, content=posting.content, repeat=posting.repeat, give_up_at=give_up_at
-        )
-        return posting.answers(answer)
+        return await self._transport.post(posting_ends(self._group, ends), give_up_at)
 
     def send_halves(self, messages: Sequence[Message]) -> asyncio.Future[list[Half]]:
         messages = carrying(messages)

@@ -18,10 +18,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+from escrow.api import Posting
 from escrow.batching import BATCH_BYTES_MAX, check_limits, is_of_one
 from escrow.errors import Closed, EscrowError, Unreachable
 from escrow.http1 import Answer, answering, request_of
-from escrow.transport import KEPT_MAX, Backoff, Repeat, Request, Server, decoded, pause_after
+from escrow.transport import KEPT_MAX, Backoff, Request, Server, decoded, pause_after
 
 #: So many parcels, and more, are a crowd, of which each half makes a request.
 _CROWD: Final = 48
@@ -119,17 +120,17 @@ class LoopTransport:
         self._kept: list[LoopConnection] = []
         self._closed = False
 
-    async def call(self, method: str, path: str, *, content: bytes, repeat: Repeat, give_up_at: float | None = None) -> Any:
-        """The decoded answer; see `Transport.call`."""
-        request = self._server.request(method, path, content=content)
+    async def post(self, posting: Posting[_Answer], give_up_at: float | None = None) -> list[_Answer]:
+        """What each item is answered; patience and repetition as in `Transport.call`."""
+        request = self._server.request("POST", posting.path, content=posting.content)
         if give_up_at is None:
             give_up_at = time.monotonic() + self._server.retry_for_s
         backoff = Backoff()
         while True:
             try:
-                return await self._attempt(request)
+                return posting.answers(await self._attempt(request))
             except EscrowError as error:
-                pause_s = pause_after(error, repeat, backoff)
+                pause_s = pause_after(error, posting.repeat, backoff)
                 if pause_s is None or time.monotonic() + pause_s >= give_up_at:
                     raise
             await asyncio.sleep(pause_s)

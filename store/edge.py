@@ -294,20 +294,17 @@ class EdgeStore:
         same = all(values.count(values[0]) == len(values) for values in (groups, topics, queue_ids, hosts))
         if not same or queue_ids[0] is not None or any(map(any, (properties, ports, immunities, flags, own))):
             return None
-        sizes = list(map(len, bodies))
-        text = "\x02".join(keys)
-        if max(sizes) > self.max_body_bytes or text.count("\x02") >= len(keys) or "\x01" in text:
+        head, (_, encoded) = self._encode_message(messages[0]._replace(body=b"", dedup_key=""), kind, now_ms)
+        tails = [encoded + key for key in frames.encode_dedup_keys(keys)]
+        body_sizes, tail_sizes = list(map(len, bodies)), list(map(len, tails))
+        if max(body_sizes) > self.max_body_bytes or max(tail_sizes) > PROPERTIES_MAX_BYTES:
             return None
-        head, (_, encoded) = self._encode_message(messages[0]._replace(dedup_key=""), kind, now_ms)
+        heads = np.frombuffer(bytearray(head * len(messages)), frames.HALF_HEAD)
         try:
-            tails = [encoded + f"{frames.DEDUP_KEY}\x01{key}\x02".encode() if key else encoded for key in keys]
-            heads = np.frombuffer(bytearray(head * len(messages)), frames.HALF_HEAD)
             heads["born_at_ms"] = [time_ms or now_ms for time_ms in born]
-        except (OverflowError, UnicodeEncodeError):
+        except OverflowError:
             return None
-        heads["body_bytes"], heads["properties_bytes"] = sizes, list(map(len, tails))
-        if max(map(len, tails)) > PROPERTIES_MAX_BYTES:
-            return None
+        heads["body_bytes"], heads["properties_bytes"] = body_sizes, tail_sizes
         return heads, list(zip(bodies, tails, strict=True))
 
     def _first_refused(self, messages: Sequence[Message], kind: FrameKind, now_ms: int) -> int:
@@ -366,8 +363,7 @@ class EdgeStore:
             with self._append_lock:
                 frames.check_name(topic, "topic")
                 group_no, topic_no = self.dictionary.add_group(group), self.dictionary.add_topic(topic)
-            own = {frames.PGROUP: group, frames.REAL_TOPIC: topic}
-            found = (group_no, topic_no, self.dictionary.queues[topic_no], frames.encode_properties(own))
+            found = (group_no, topic_no, self.dictionary.queues[topic_no], frames.encode_route(group, topic))
             self._routes[group, topic] = found
         return found
 

@@ -263,6 +263,22 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
         raise IllegalProperty(f"properties: not encodable as UTF-8 ({error.reason})") from error
 
 
+def encode_route(group: str, topic: str) -> bytes:
+    """The properties that every half and message of this group for this topic carries, before all others."""
+    return encode_properties({PGROUP: group, REAL_TOPIC: topic})
+
+
+def encode_dedup_keys(keys: Sequence[str]) -> list[bytes]:
+    """The property that keeps a message's dedup key, of many messages; nothing where one has no key."""
+    text = "".join(keys)
+    if "\x01" in text or "\x02" in text:
+        raise IllegalProperty(f"properties: {DEDUP_KEY!r} has a control character 0x01 or 0x02, which separate properties")
+    try:
+        return [f"{DEDUP_KEY}\x01{key}\x02".encode() if key else b"" for key in keys]
+    except UnicodeEncodeError as error:
+        raise IllegalProperty(f"properties: not encodable as UTF-8 ({error.reason})") from error
+
+
 def _bad_property(properties: Mapping[str, str]) -> str:
     if "" in properties:
         return "properties: a name is empty"

@@ -26,7 +26,7 @@ from store.directory import StoreDirectory
 from store.ends import SEGMENT_BYTES as ENDS_SEGMENT
 from store.ends import EndsTable
 from store.errors import Corrupt
-from store.frames import HALF_HEAD_BYTES, KEYS, MAGIC, PGROUP, REAL_TOPIC, Frame, FrameKind, encode_properties
+from store.frames import HALF_HEAD_BYTES, KEYS, MAGIC, Frame, FrameKind, encode_route
 from store.pending import Rows
 from store.published import EdgeSlot, JobSlot
 from store.reader import CLOCK_SLACK_MS
@@ -298,7 +298,7 @@ class Listing:
         groups, topics = self._dictionary.groups, self._dictionary.topics
         if not (0 <= group_no < len(groups) and 0 <= topic_no < len(topics)):
             return 0
-        return len(encode_properties({PGROUP: groups[group_no], REAL_TOPIC: topics[topic_no]}))
+        return len(encode_route(groups[group_no], topics[topic_no]))
 
     def _read_keys(self, entries: Array, heads: Array) -> Iterator[bytes]:
         log = self._log.log
