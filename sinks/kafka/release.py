@@ -45,6 +45,8 @@ NOWHERE: Final = -1 - GAP_MAX
 METADATA_S: Final = 10.0
 #: How long what is known of a real topic's partitions is believed.
 TOPIC_KNOWN_S: Final = 5.0
+#: A shard that had no task here for so long reads nothing ahead any more: its tasks may go to another process now.
+REST_AFTER_S: Final = 2.0
 #: Messages that share a delivery report: when one of them fails, all are tried alone.
 COMPANY_MAX: Final = 64
 #: Messages that Kafka refuses together, because one of them is bad; each is tried alone then, which costs an answer each.
@@ -132,6 +134,7 @@ class _Owner:
     consumer: Consumer | None = None  # of bodies
     position: int = NOWHERE  # of the consumer in the half partition
     topics: dict[str, tuple[int, float]] = field(default_factory=dict)  # partitions, known until
+    used_s: float = 0.0
 
     def bodies(self) -> Consumer:
         """Made when it is needed, not before: a client that was there for a while and is then told to read waits for most of a
@@ -146,6 +149,17 @@ class _Owner:
             }
             self.consumer = Consumer({**self.client, **options, **queue})
         return self.consumer
+
+    def rest(self) -> None:
+        """Read nothing ahead. A client that has come to the end of a partition asks for more fifty times a second, one whose queue
+        is full looks at it every 5 ms; to be told to read again costs it 5 ms. (Paused, it would cost a second.)"""
+        if self.consumer is not None and self.position != NOWHERE:
+            self.consumer.unassign()
+            self.position = NOWHERE
+
+    def is_at_end(self, half: TopicPartition) -> bool:
+        """Whether there was nothing more to read when it last looked."""
+        return self.consumer is not None and self.position >= self.consumer.get_watermark_offsets(half, cached=True)[1]
 
     def close(self) -> None:
         if self.consumer is not None:
@@ -167,6 +181,7 @@ def run(task: Task) -> Done:
                 return Done(task.target.partition, task.marker.sequence, written=False)
             done = _write(owner, task)
             owner.sequence = task.marker.sequence
+            _rest(owner, TopicPartition(task.target.topics.half, task.target.partition))
             return done
         except (KafkaException, SystemError) as error:  # the client raises SystemError where it was fenced while it sent
             _forget(key)
@@ -192,6 +207,16 @@ def attempt(task: Task) -> Done | str:
         return str(error)
     except KafkaException as error:
         return f"Kafka: {error.args[0].str()}"
+
+
+def _rest(used: _Owner, half: TopicPartition) -> None:
+    """After a task: no client of this process reads ahead for nobody."""
+    used.used_s = time.monotonic()
+    if used.is_at_end(half):
+        used.rest()
+    for owner in _owners.values():
+        if owner.used_s < used.used_s - REST_AFTER_S:
+            owner.rest()
 
 
 def _forget(key: str) -> None:

@@ -297,6 +297,27 @@ def test_bodies_of_earlier_batches_are_found_wherever_they_lie(shard: OneShard) 
     assert sorted(arrived) == [0, 1, 5, 300, 700, 1000, 1001, 1999]
 
 
+def test_no_client_reads_ahead_for_nobody(shard: OneShard, kafka: Cluster, tmp_path: Path) -> None:
+    """An idle shard, or one whose tasks another process runs now, must not ask its broker again and again."""
+    driver = shard.driver()
+    places = shard.halves(b"0", b"1", b"2", b"3")
+    shard.commit(driver, places[:2])
+    (owner,) = release._owners.values()
+    assert owner.consumer is not None
+    assert owner.consumer.assignment(), "the next batch is there to be read"
+    other = OneShard(kafka, tmp_path / "other")
+    try:
+        owner.used_s -= 2 * release.REST_AFTER_S
+        other.commit(other.driver(), other.halves(b"x"))
+    finally:
+        other.close()
+    assert [held.consumer.assignment() for held in release._owners.values() if held.consumer] == [[], []]
+    shard.commit(driver, places[2:])
+    assert owner.consumer.assignment() == [], "it has come to the end"
+    shard.commit(driver, shard.halves(b"4"))
+    assert shard.bodies() == Counter([b"0", b"1", b"2", b"3", b"4"])
+
+
 def test_very_many_new_groups_in_one_batch_are_told_and_known_to_who_comes_after(shard: OneShard) -> None:
     """As JSON their names are several times what Kafka takes as one record."""
     names = [f"group-{number}".ljust(contract.GROUP_MAX_BYTES, "-") for number in range(50_000)]
