@@ -154,6 +154,15 @@ class Cluster:
         admin = self.admin()  # must live until the answer is there
         admin.create_topics([NewTopic(name, partitions, copies, config=settings)])[name].result(DEADLINE_S)
 
+    def delete_topic(self, name: str) -> None:
+        """Back when its name is free again."""
+        admin = self.admin()
+        admin.delete_topics([name])[name].result(DEADLINE_S)
+        end = time.monotonic() + DEADLINE_S
+        while name in admin.list_topics(timeout=30).topics:
+            assert time.monotonic() < end, f"topic {name} is still there"
+            time.sleep(0.1)
+
     def read_all(self, topic: str, *, isolation: str = "read_committed") -> list[Any]:
         """Every message that is in a topic now, by partition and offset."""
         options = {"bootstrap.servers": self.bootstrap, "group.id": "unused", "enable.auto.commit": "false", "log_level": 2}
