@@ -56,12 +56,15 @@ help: ## list the tasks (this)
 run: venv ## start the whole service in the foreground (RUN="--data DIR --set KEY=VALUE" for more)
 	@exec $(BIN)/escrow run $(RUN)
 
-# First what needs nothing but Python, on all cores; then what starts the service, Spark, browsers and brokers, one after another.
+# First what needs nothing but Python, on all cores; then what starts the service, Spark and browsers, one after another; then
+# brokers, two files at a time: they wait more than they work.
 # (5: pytest's word for "none of these was chosen", by PYTEST="-k ...".)
 ALONE := tests/unit tests/property tests/faults
+PAIRS := tests/kafka
 test: lint tools ## lint, then all tests
 	$(BIN)/python -m pytest --numprocesses=auto $(ALONE) $(PYTEST) || [ $$? = 5 ]
-	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(ALONE)) $(PYTEST) || [ $$? = 5 ]
+	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(ALONE) $(PAIRS)) $(PYTEST) || [ $$? = 5 ]
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile $(PAIRS) $(PYTEST) || [ $$? = 5 ]
 
 tools: ## install what tests and benchmarks need besides Python (Debian packages, RocketMQ's clients), where we may
 	@sh scripts/test_tools.sh
