@@ -158,8 +158,10 @@ class _Owner:
             self.position = NOWHERE
 
     def is_at_end(self, half: TopicPartition) -> bool:
-        """Whether there was nothing more to read when it last looked."""
-        return self.consumer is not None and self.position >= self.consumer.get_watermark_offsets(half, cached=True)[1]
+        """Whether it reads, and there was nothing more to read when it last looked."""
+        if self.consumer is None or self.position == NOWHERE:
+            return False
+        return self.position >= self.consumer.get_watermark_offsets(half, cached=True)[1]
 
     def close(self) -> None:
         if self.consumer is not None:

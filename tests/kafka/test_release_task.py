@@ -81,6 +81,9 @@ class OneShard:
     def commit(self, shard: Shard, half_offsets: list[int]) -> None:
         Settler(shard, Policy()).settle(self.feed(shard, half_offsets), NOW_MS)
 
+    def roll_back(self, shard: Shard, half_offsets: list[int]) -> None:
+        Settler(shard, Policy()).settle(self.feed(shard, half_offsets, OpKind.ROLLBACK), NOW_MS)
+
     def bodies(self, topic: str | None = None) -> Counter[bytes]:
         return Counter(message.value() for message in self.cluster.read_all(topic or self.real))
 
@@ -314,6 +317,8 @@ def test_no_client_reads_ahead_for_nobody(shard: OneShard, kafka: Cluster, tmp_p
     assert [held.consumer.assignment() for held in release._owners.values() if held.consumer] == [[], []]
     shard.commit(driver, places[2:])
     assert owner.consumer.assignment() == [], "it has come to the end"
+    shard.roll_back(driver, shard.halves(b"never"))
+    assert owner in release._owners.values(), "a batch without bodies needs no client of bodies"
     shard.commit(driver, shard.halves(b"4"))
     assert shard.bodies() == Counter([b"0", b"1", b"2", b"3", b"4"])
 
