@@ -100,7 +100,7 @@ bench-ingest: venv tools ## benchmarks of the endpoint, the SDK and what consume
 	$(BIN)/python -m benchmarks.ingest
 	$(BIN)/python -m benchmarks.sdk
 
-bench-kafka: venv tools ## Kafka mode against a bare Spark copy, and who does the work on a cluster (about 8 minutes)
+bench-kafka: venv tools ## Kafka mode against a bare Spark copy, and who does the work on a cluster (about 12 minutes)
 	$(BIN)/python -m benchmarks.kafka
 	$(BIN)/python -m benchmarks.kafka_cluster
 	$(BIN)/python -m benchmarks.kafka_scale

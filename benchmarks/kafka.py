@@ -41,7 +41,7 @@ from streaming.session import make_run_directory, start_spark
 from tests.support.kafka import Cluster, connector_dir, kafka_cluster
 
 PARTITIONS = 2
-#: Java needs that many to be warm (benchmarks/NOTES.md).
+#: Java needs that many of that length to be warm (benchmarks/NOTES.md).
 WARM_UPS = 2
 BODY_BYTES = 1024
 REAL = "bench.real"

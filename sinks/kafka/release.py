@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -45,6 +45,8 @@ NOWHERE: Final = -1 - GAP_MAX
 METADATA_S: Final = 10.0
 #: How long what is known of a real topic's partitions is believed.
 TOPIC_KNOWN_S: Final = 5.0
+#: Fewer halves than these that are left in a partition are not worth reading ahead. (There may be none: offsets have holes.)
+AHEAD_MIN: Final = 1_000
 #: A shard that had no task here for so long reads nothing ahead any more: its tasks may go to another process now.
 REST_AFTER_S: Final = 2.0
 #: Messages that share a delivery report: when one of them fails, all are tried alone.
@@ -152,16 +154,16 @@ class _Owner:
 
     def rest(self) -> None:
         """Read nothing ahead. A client that has come to the end of a partition asks for more fifty times a second, one whose queue
-        is full looks at it every 5 ms; to be told to read again costs it 5 ms. (Paused, it would cost a second.)"""
+        is full looks at it every 5 ms. To be told to read again costs one that has read before 5 ms; a paused one, a second."""
         if self.consumer is not None and self.position != NOWHERE:
             self.consumer.unassign()
             self.position = NOWHERE
 
-    def is_at_end(self, half: TopicPartition) -> bool:
-        """Whether it reads, and there was nothing more to read when it last looked."""
+    def is_near_end(self, half: TopicPartition) -> bool:
+        """Whether it reads, and there was little left to read when it last looked."""
         if self.consumer is None or self.position == NOWHERE:
             return False
-        return self.position >= self.consumer.get_watermark_offsets(half, cached=True)[1]
+        return self.position > self.consumer.get_watermark_offsets(half, cached=True)[1] - AHEAD_MIN
 
     def close(self) -> None:
         if self.consumer is not None:
@@ -182,8 +184,8 @@ def run(task: Task) -> Done:
             if owner.sequence >= task.marker.sequence:
                 return Done(task.target.partition, task.marker.sequence, written=False)
             done = _write(owner, task)
-            owner.sequence = task.marker.sequence
-            _rest(owner, TopicPartition(task.target.topics.half, task.target.partition))
+            owner.sequence = max(owner.sequence, task.marker.sequence)
+            _rest(key, TopicPartition(task.target.topics.half, task.target.partition))
             return done
         except (KafkaException, SystemError) as error:  # the client raises SystemError where it was fenced while it sent
             _forget(key)
@@ -211,14 +213,15 @@ def attempt(task: Task) -> Done | str:
         return f"Kafka: {error.args[0].str()}"
 
 
-def _rest(used: _Owner, half: TopicPartition) -> None:
-    """After a task: no client of this process reads ahead for nobody."""
-    used.used_s = time.monotonic()
-    if used.is_at_end(half):
-        used.rest()
-    for owner in _owners.values():
-        if owner.used_s < used.used_s - REST_AFTER_S:
-            owner.rest()
+def _rest(used: str, half: TopicPartition) -> None:
+    """After a task: no client of this process reads ahead for nobody. The batch is written, whatever goes wrong here."""
+    now_s = _owners[used].used_s = time.monotonic()
+    for key, owner in list(_owners.items()):
+        try:
+            if owner.is_near_end(half) if key == used else owner.used_s < now_s - REST_AFTER_S:
+                owner.rest()
+        except KafkaException:
+            _forget(key)
 
 
 def _forget(key: str) -> None:
@@ -352,11 +355,11 @@ class _Known:
         elif code == KafkaError.INVALID_TIMESTAMP:
             self._too_early[topic] = max(at_ms, self._too_early.get(topic, at_ms))
 
-    def bar(self, topics: Iterable[str]) -> bool:
-        """Nothing goes to these; False where that was known."""
-        new = set(topics) - set(self.barred)
+    def bar(self, reasons: Mapping[str, str]) -> bool:
+        """Nothing goes to these topics; False where that was known."""
+        new = {topic: reason for topic, reason in reasons.items() if topic not in self.barred}
+        self.barred.update(new)
         self.anything = self.anything or bool(new)
-        self.barred.update({topic: f"topic {topic}: Escrow's Kafka user may not write to it" for topic in new})
         return bool(new)
 
     def problem(self, topic: str, size_bytes: int, has_key: bool, at_ms: int) -> str:
@@ -370,11 +373,11 @@ class _Known:
         return self.barred.get(topic, "")
 
 
-def _unwritable(target: Target, topics: Iterable[str]) -> list[str]:
-    """Those of these topics that we may not write to."""
+def _unwritable(target: Target, topics: Iterable[str]) -> dict[str, str]:
+    """Those of these topics that we may not write to, and what to tell of it."""
     admin, found, names = AdminClient(target.client), list[str](), list(topics)
     if not names:
-        return []
+        return {}
     asked = admin.describe_topics(TopicCollection(names), include_authorized_operations=True, request_timeout=METADATA_S)
     for topic, described in asked.items():
         try:
@@ -384,7 +387,7 @@ def _unwritable(target: Target, topics: Iterable[str]) -> list[str]:
                 found.append(topic)
         else:
             found += [topic] if allowed and AclOperation.WRITE not in allowed else []
-    return found
+    return {topic: f"topic {topic}: Escrow's Kafka user may not write to it" for topic in found}
 
 
 class _Refused(Exception):
@@ -627,7 +630,7 @@ class _Attempt:
             if found.error is not None and found.error.code() not in REFUSALS:
                 raise KafkaException(found.error)
             if found.error is not None:
-                self.knows.barred[topic] = f"topic {topic}: {found.error.str()}"
+                self.knows.bar({topic: f"topic {topic}: {found.error.str()}"})
                 return self.knows.barred[topic]
             known = self.owner.topics[topic] = (len(found.partitions), time.monotonic() + TOPIC_KNOWN_S)
         if partition >= known[0]:

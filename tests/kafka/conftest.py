@@ -1,4 +1,4 @@
-"""One broker for all tests of a run, and one for those that kill or stop it: each test has topics of its own."""
+"""One broker for all tests of a process, and one for those that kill or stop it: each test has topics of its own."""
 
 from __future__ import annotations
 

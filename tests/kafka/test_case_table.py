@@ -48,6 +48,7 @@ CASES: dict[int, tuple[str, ...]] = {
     ),
     54: ("test_53_54_55_kills_of_driver_worker_broker_and_endpoint_under_load",),
     55: ("test_53_54_55_kills_of_driver_worker_broker_and_endpoint_under_load",),
+    58: ("test_58_a_round_over_a_million_pending_writes_no_half_again_and_is_bounded",),
     67: (
         "test_67_a_standby_takes_over_and_the_frozen_master_can_write_nothing_when_it_wakes",
         "test_67_a_driver_that_was_superseded_can_write_nothing",
@@ -58,7 +59,6 @@ NOT_HERE: dict[int, str] = {
     21: "a request is handed to Kafka, not to a member: it does not fail because of one",
     36: "ids are the endpoint's: tests/kafka/test_endpoint.py, test_an_id_that_was_never_given_is_refused",
     38: "the broker says when a half was stored: to the second the rule is tests/unit/checker's",
-    58: "benchmarks/kafka_scale.py",
     59: "a delay is a property of HTTP and gRPC requests",
     62: "the logs are Kafka's; of the state tables nothing is trusted after a crash but what the redo topic says",
     68: "the SDK's",

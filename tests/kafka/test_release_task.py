@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
+from checker.decisions import Decision, Tick
 from checker.policy import Policy
 from sinks.kafka import clients, contract, redo, release
 from store.records import HALF, OP, OpKind, State, state_of
@@ -39,10 +40,10 @@ class OneShard:
         self.drivers: list[Shard] = []
         self._ops = 0
 
-    def driver(self, name: str = "a") -> Shard:
+    def driver(self, name: str = "a", rows_per_file: int = 1000) -> Shard:
         options = self.connection.librdkafka()
         target = release.Target(self.topics, 0, f"{self.name}-0", options, 60_000)
-        shard = Shard(ShardStore(self.root / name, 1000), target, self._run, threading.Event())
+        shard = Shard(ShardStore(self.root / name, rows_per_file), target, self._run, threading.Event())
         self.drivers.append(shard)
         shard.catch_up()
         shard.claim(name, NOW_MS)
@@ -66,6 +67,18 @@ class OneShard:
             )
         producer.flush(60)
         return places
+
+    def fill(self, count: int) -> None:
+        """So many halves with an empty body, at the offsets from 0 on."""
+        producer = Producer({"bootstrap.servers": self.cluster.bootstrap, "queue.buffering.max.messages": 0, "linger.ms": 50})
+        headers: list[Any] = [("escrow-group", b"g"), ("escrow-topic", self.real.encode())]
+        for _ in range(count):
+            producer.produce(self.topics.half, b"", None, 0, None, None, 0, headers)
+        assert producer.flush(60) == 0
+
+    def end_of(self, topic: str) -> int:
+        """Where its partition ends."""
+        return clients.bounds_of(clients.end_watcher(self.connection), topic, 0)[1]
 
     def feed(self, shard: Shard, half_offsets: list[int], kind: OpKind = OpKind.COMMIT, size_bytes: int = 100) -> Feed:
         """These halves and their ends, as the stream would bring them."""
@@ -300,10 +313,11 @@ def test_bodies_of_earlier_batches_are_found_wherever_they_lie(shard: OneShard) 
     assert sorted(arrived) == [0, 1, 5, 300, 700, 1000, 1001, 1999]
 
 
-def test_no_client_reads_ahead_for_nobody(shard: OneShard, kafka: Cluster, tmp_path: Path) -> None:
+def test_no_client_reads_ahead_for_nobody(shard: OneShard, kafka: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle shard, or one whose tasks another process runs now, must not ask its broker again and again."""
+    monkeypatch.setattr(release, "AHEAD_MIN", 2)
     driver = shard.driver()
-    places = shard.halves(b"0", b"1", b"2", b"3")
+    places = shard.halves(*(b"%d" % number for number in range(6)))
     shard.commit(driver, places[:2])
     (owner,) = release._owners.values()
     assert owner.consumer is not None
@@ -315,12 +329,47 @@ def test_no_client_reads_ahead_for_nobody(shard: OneShard, kafka: Cluster, tmp_p
     finally:
         other.close()
     assert [held.consumer.assignment() for held in release._owners.values() if held.consumer] == [[], []]
-    shard.commit(driver, places[2:])
-    assert owner.consumer.assignment() == [], "it has come to the end"
-    shard.roll_back(driver, shard.halves(b"never"))
+    shard.commit(driver, places[2:5])
+    assert owner.consumer.assignment() == [], "what is left is not worth it"
+    shard.roll_back(driver, places[5:])
     assert owner in release._owners.values(), "a batch without bodies needs no client of bodies"
-    shard.commit(driver, shard.halves(b"4"))
-    assert shard.bodies() == Counter([b"0", b"1", b"2", b"3", b"4"])
+    shard.commit(driver, shard.halves(b"6"))
+    assert shard.bodies() == Counter(b"%d" % number for number in (0, 1, 2, 3, 4, 6))
+
+
+def test_a_client_that_cannot_be_told_to_rest_is_thrown_away_and_the_batch_is_written(
+    shard: OneShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_owner: release._Owner) -> None:
+        raise KafkaException(KafkaError(KafkaError._STATE))
+
+    monkeypatch.setattr(release._Owner, "rest", refuse)
+    driver = shard.driver()
+    shard.commit(driver, shard.halves(b"0"))
+    assert (driver.traffic.messages, release._owners) == (1, {})
+    shard.commit(driver, shard.halves(b"1"))
+    assert shard.bodies() == Counter([b"0", b"1"])
+
+
+def test_58_a_round_over_a_million_pending_writes_no_half_again_and_is_bounded(shard: OneShard) -> None:
+    """Requests go out for as many as the group may have outstanding; of the others nothing is written but rows."""
+    count, asked, now_ms = 10**6, 1000, NOW_MS + 60_000
+    driver = shard.driver(rows_per_file=1 << 19)
+    shard.fill(count)
+    settler = Settler(driver, Policy(outstanding_per_group_max=asked))
+    for first in range(0, count, 1 << 17):
+        feed = shard.feed(driver, list(range(first, min(first + (1 << 17), count))))
+        settler.settle(Feed(feed.half_start, feed.half_stop, feed.op_start, feed.op_start, feed.halves, feed.ops[:0]), NOW_MS)
+    assert driver.marker.pending == count
+    before = {topic: shard.end_of(topic) for topic in (shard.topics.half, shard.topics.redo, shard.topics.check)}
+    tick = Tick(now_ms, 1, now_ms, ops_caught_up=True, discards_allowed=True)
+    counts: Counter[Decision] = Counter()
+    for part in settler.check_round(tick, np.ones(1, np.bool_)):
+        counts.update(part)
+    assert (counts[Decision.CHECK], counts.total()) == (asked, count)
+    assert shard.end_of(shard.topics.half) == before[shard.topics.half] == count
+    assert len(shard.cluster.read_all(shard.topics.check)) == asked
+    assert shard.end_of(shard.topics.redo) - before[shard.topics.redo] < 100, "a few records a part, whatever is pending"
 
 
 def test_very_many_new_groups_in_one_batch_are_told_and_known_to_who_comes_after(shard: OneShard) -> None:
