@@ -7,9 +7,9 @@ release   Escrow: halves and commits through the job, exactly once, until all ma
 All three begin with a new query and a whole backlog of the same messages (key, 1 KiB, a header) in as many partitions,
 uncompressed, acknowledged by all replicas (the default of both clients), and are timed until the last message is in Kafka. The
 copies have a Spark of their own and the release has, each in a process with the same settings, as they would run: what Java
-compiles for the one makes the other slower. They take turns on the same cores; the first rounds warm Java and are not counted.
-A backlog is long enough that the start of a query counts for little: with a third of it Java is busy compiling for a tenth of
-the release's time, planning and offsets, which a job that runs for months has behind it.
+compiles for the one makes the other slower. They take turns on the same cores, each first in its turn; the first rounds warm Java
+and are not counted. A backlog is long enough that the start of a query counts for little: with a third of it Java is busy
+compiling for a tenth of the release's time, planning and offsets, which a job that runs for months has behind it.
 
     kafka.release_over_copy          messages a second of the release over those of the copy, medians
     kafka.release_over_tuned_copy    the same, over the tuned copy
@@ -24,6 +24,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -197,7 +198,7 @@ def _serve(name: str, root: Path, bootstrap: str, pipe: Connection) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kafka")
     parser.add_argument("--messages", type=int, default=900_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=6)
     args = parser.parse_args()
     print(load())
     with scratch() as root, kafka_cluster() as cluster:
@@ -216,18 +217,21 @@ def _measure(root: Path, cluster: Cluster, messages: int, rounds: int) -> dict[s
             names = f"plain{number}", f"tuned{number}"
             made = [*(copied(name) for name in names), REAL]
             for topic in made:
-                cluster.create_topic(topic, PARTITIONS)
-            took_s = {
-                "copy": copies.took_s(copy, names[0], {}),
-                "tuned": copies.took_s(copy, names[1], POLL),
-                "release": escrow.took_s(release, number, messages),
+                cluster.create_topic(topic, PARTITIONS, file_delete_delay_ms="1000")
+            work = {
+                "copy": partial(copies.took_s, copy, names[0], {}),
+                "tuned": partial(copies.took_s, copy, names[1], POLL),
+                "release": partial(escrow.took_s, release, number, messages),
             }
+            # Nobody has the advantage of his place, or of what the one before him leaves behind.
+            order = [list(work)[(number + place) % len(work)] for place in range(len(work))]
+            took_s = {kind: work[kind]() for kind in order}
             for topic in made:
                 assert visible(cluster.bootstrap, topic) == messages
                 cluster.delete_topic(topic)  # all rounds would not fit into the page cache
             for kind, taken_s in took_s.items():
                 rates[kind].append(messages / taken_s)
-            told = ", ".join(f"{kind} {values[-1]:.0f}/s" for kind, values in rates.items())
+            told = ", ".join(f"{kind} {rates[kind][-1]:.0f}/s" for kind in order)
             print(f"round {number}: {told}{' (warm-up)' if number < WARM_UPS else ''}", flush=True)
     counted = {name: values[WARM_UPS:] for name, values in rates.items()}
     for name, values in counted.items():
