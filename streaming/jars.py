@@ -6,6 +6,7 @@ from: another release's jars are resolved anew. Jars that somebody put there by 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -27,18 +28,28 @@ def connector_jars(directory: Path) -> list[Path]:
 
 def resolve(pom: bytes, directory: Path) -> list[Path]:
     """All jars that a pom asks for; JobCannotStart says what to do where they cannot be had."""
-    found = sorted(directory.glob("*.jar"))
-    noted = directory / POM_COPY
-    if found and (not noted.exists() or noted.read_bytes() == pom):
+    found = _found(pom, directory)
+    if found:
         return found
     directory.parent.mkdir(parents=True, exist_ok=True)
+    # One process at a time: what another has just resolved is taken as it is, and Maven's own repository is no place for two.
+    with (directory.parent / ".jars.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _found(pom, directory) or _resolve(pom, directory)
+
+
+def _found(pom: bytes, directory: Path) -> list[Path]:
+    """The jars that are there, if they are this pom's, or somebody's who knows better."""
+    noted = directory / POM_COPY
+    return [] if noted.exists() and noted.read_bytes() != pom else sorted(directory.glob("*.jar"))
+
+
+def _resolve(pom: bytes, directory: Path) -> list[Path]:
     work = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
         _copy_dependencies(pom, work, directory)
         shutil.rmtree(directory, ignore_errors=True)
-        # Somebody else may have been faster: then theirs is as good.
-        if not directory.exists():
-            os.rename(work / "jars", directory)
+        os.rename(work / "jars", directory)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return sorted(directory.glob("*.jar"))
