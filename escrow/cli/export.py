@@ -177,32 +177,33 @@ def _columns(chunk: Chunk, history: History, seal: Callable[[int, int], str] | N
     from store.records import QUEUE_ID_BITS, State, Via, queue_key_of, queue_offset_of
 
     heads, ended, state = chunk.heads, chunk.ended, chunk.ended["state"]
-    corrupt = ~chunk.valid
+    unread = ~chunk.valid  # corrupt, or taken out of the log by retention: neither times nor names
     open_still = np.isin(state, (State.PREPARED, State.QUARANTINED))
-    not_released = state != State.COMMITTED
+    untold = open_still | (ended["settled_at_ms"] == 0)  # retention has taken its op, too: only the row is left
+    no_place = untold | (state != State.COMMITTED)
     duration_s = (ended["settled_at_ms"] - heads["stored_at_ms"]) / 1000
     ids = [None] * len(state) if seal is None else [
         None if bad else seal(half, group)
-        for half, group, bad in zip(chunk.half_offsets.tolist(), heads["group_no"].tolist(), corrupt.tolist(), strict=True)
+        for half, group, bad in zip(chunk.half_offsets.tolist(), heads["group_no"].tolist(), unread.tolist(), strict=True)
     ]  # fmt: skip
     columns: dict[str, Any] = {
         "id": pa.array(ids, pa.string()),
-        "group": _named(heads["group_no"], history.groups, corrupt),
-        "topic": _named(heads["topic_no"], history.topics, corrupt),
+        "group": _named(heads["group_no"], history.groups, unread),
+        "topic": _named(heads["topic_no"], history.topics, unread),
         "key": pa.array(chunk.keys, pa.string()),
         "tags": pa.array(chunk.tags, pa.string()),
         "state": _named(state, STATE_WORDS, state == 0),
         "reason": _named(state, REASON_WORDS, ~np.isin(state, (State.DISCARDED_MAX, State.DISCARDED_EXPIRED))),
-        "settled_by": _named(ended["via"], [via.name.lower() for via in Via], open_still),
-        "stored_at": pa.array(heads["stored_at_ms"], mask=corrupt),
-        "born_at": pa.array(heads["born_at_ms"], mask=corrupt | (heads["born_at_ms"] == 0)),
-        "settled_at": pa.array(ended["settled_at_ms"], mask=open_still),
-        "duration_s": pa.array(duration_s, mask=open_still),
+        "settled_by": _named(ended["via"], [via.name.lower() for via in Via], untold),
+        "stored_at": pa.array(heads["stored_at_ms"], mask=unread),
+        "born_at": pa.array(heads["born_at_ms"], mask=unread | (heads["born_at_ms"] == 0)),
+        "settled_at": pa.array(ended["settled_at_ms"], mask=untold),
+        "duration_s": pa.array(duration_s, mask=untold | unread),
         "attempts": pa.array(chunk.attempts),
-        "immunity_s": pa.array(heads["immunity_s"], mask=corrupt),
-        "body_bytes": pa.array(heads["body_bytes"], mask=corrupt),
-        "queue_id": pa.array(queue_key_of(ended["position"]) & ((1 << QUEUE_ID_BITS) - 1), mask=not_released),
-        "queue_offset": pa.array(queue_offset_of(ended["position"]), mask=not_released),
+        "immunity_s": pa.array(heads["immunity_s"], mask=unread),
+        "body_bytes": pa.array(heads["body_bytes"], mask=unread),
+        "queue_id": pa.array(queue_key_of(ended["position"]) & ((1 << QUEUE_ID_BITS) - 1), mask=no_place),
+        "queue_offset": pa.array(queue_offset_of(ended["position"]), mask=no_place),
         "half_offset": pa.array(chunk.half_offsets),
     }
     return pa.table([columns[field.name].cast(field.type) for field in arrow], schema=arrow)

@@ -14,6 +14,7 @@ from escrow.cli import main
 from ingest.history import Histories
 from ingest.ids import Sealer, load_keys
 from store.edge import EdgeStore
+from store.errors import SegmentGone
 from store.records import OpKind
 from tests.support.service import SMALLEST, T0_MS, Service
 
@@ -46,7 +47,7 @@ def live_through(data, seed, count=260):
 
 @pytest.fixture
 def past(tmp_path, request):
-    seed = random.randrange(1 << 32)
+    seed = getattr(request, "param", None) or random.randrange(1 << 32)
     print(f"SEED={seed}")
     data = tmp_path / "data"
     with live_through(data, seed) as service:
@@ -124,6 +125,7 @@ def test_filters_choose_what_they_say(past, alone):
         assert pq.read_table(out).to_pylist() == [row for row in rows if fits(row)], args
 
 
+@pytest.mark.parametrize("past", [0, 9, 36], ids=["any", "a-half-gone-before-its-row", "and-its-op"], indirect=True)
 def test_what_retention_took_is_not_there_and_the_rest_is_whole(past, alone):
     service = past.service
     service.sleep(3600)
@@ -139,7 +141,24 @@ def test_what_retention_took_is_not_there_and_the_rest_is_whole(past, alone):
     first = rows[0]["half_offset"]
     assert first > 0
     assert [row["half_offset"] for row in rows] == list(range(first, service.edge.half_end))
-    assert all(row["stored_at"] and row["group"] for row in rows)
+    gone = [row for row in rows if is_gone(service.edge, row["half_offset"])]
+    assert [row["half_offset"] for row in gone] == list(range(first, first + len(gone)))
+    for row in gone:  # its row is still there, and says how it ended
+        assert row["state"] in END
+        assert {row[name] for name in ("id", "group", "topic", "stored_at", "duration_s", "body_bytes")} == {None}
+        assert row["settled_at"] is None or row["settled_at"] > at(T0_MS)
+    for row in rows[len(gone) :]:
+        assert row["stored_at"]
+        assert row["group"]
+        assert row["state"] not in END or row["duration_s"] >= 0
+
+
+def is_gone(edge, half_offset):
+    try:
+        edge.read_half(half_offset)
+    except SegmentGone:
+        return True
+    return False
 
 
 def test_a_corrupt_half_is_a_row_in_quarantine(past, alone):
