@@ -86,6 +86,18 @@ class CommitLog:
         """The bytes of a frame, unchecked."""
         return self.file.view(commit_log_offset, size)
 
+    def are_whole(self, commit_log_offsets: Sequence[int], sizes: Sequence[int]) -> bool:
+        """Whether all frames of these places are what was written there."""
+        start, content = -1, memoryview(b"")
+        for offset, size in zip(commit_log_offsets, sizes, strict=True):
+            at = offset % self.segment_bytes  # a frame lies in one segment
+            if offset - at != start:
+                start = offset - at
+                content = memoryview(self.file.segment(start).buffer)
+            if not frames.is_whole(content[at : at + size], offset):
+                return False
+        return True
+
     def read(self, commit_log_offset: int, size: int) -> frames.Frame:
         """One checked, decoded frame; Corrupt if its bytes are not what was written there."""
         try:

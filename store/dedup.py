@@ -16,12 +16,13 @@ newest key is older than the window. Rebuilt from: the halves in the log, which 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from store import disk
 from store.errors import Corrupt
@@ -34,6 +35,8 @@ SLOTS_MIN: Final = 1 << 14
 #: A table that was filled within the window is followed by one so many times as large: few tables, and so few looks for a key.
 GROWTH: Final = 8
 SLOTS_MAX: Final = 1 << 22
+#: Fewer keys are looked for one by one: arrays cost more than they save.
+MANY: Final = 8
 
 
 class Known(NamedTuple):
@@ -76,6 +79,12 @@ class _Table:
     def get(self, digest: bytes) -> Known | None:
         _, (_, half, stored_at_s, body_crc) = self._probe(digest)
         return Known(half - 1, stored_at_s, body_crc) if half else None
+
+    def taken(self, homes: npt.NDArray[np.uint64]) -> list[int]:
+        """Which of some keys may be here, by number: the slots at which the others would begin are free. `homes` are the first 8
+        bytes of each digest."""
+        slots = np.frombuffer(self._segment.buffer, SLOT_DTYPE)
+        return np.flatnonzero(slots["half_plus_1"][homes & np.uint64(self.slots - 1)]).tolist()
 
     def put_all(self, keys: Mapping[bytes, Known]) -> None:
         fresh = 0
@@ -120,6 +129,20 @@ class Dedup:
             if known is not None:
                 return known if known.stored_at_s + self._window_s >= now_s else None
         return None
+
+    def find(self, digests: Sequence[bytes], now_s: int) -> dict[bytes, Known]:
+        """What `get` says of many keys; those that lead nowhere are left out."""
+        found: dict[bytes, Known] = {}
+        if len(digests) < MANY:
+            wanted: Iterable[bytes] = digests
+        else:
+            homes = np.frombuffer(b"".join(digests), "<u8")[::2]
+            wanted = {digests[number] for table in self._tables for number in table.taken(homes)}
+        for digest in wanted:
+            known = self.get(digest, now_s)
+            if known is not None:
+                found[digest] = known
+        return found
 
     def put_all(self, keys: Mapping[bytes, Known]) -> None:
         """Remember keys, for which `ensure` made room; the newest half of a key counts."""

@@ -22,6 +22,7 @@ import struct
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -50,14 +51,16 @@ from store.frames import Frame, FrameKind, Message, Op
 from store.pending import PendingByGroup
 from store.progress import Progress, no_progress
 from store.published import EDGE_MAGIC, JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
-from store.records import ENTRY, IMMUNITY_MAX_S, NO_POSITION, QUEUE_OFFSET_BITS, OpKind, State, Via, parse_immunity_s
+from store.records import ENTRY, IMMUNITY_MAX_S, NO_POSITION, QUEUE_OFFSET_BITS, STATE_OF_OP, OpKind, State, Via, parse_immunity_s
 
 MAX_BODY_BYTES: Final = 4 << 20
 PROPERTIES_ROOM_BYTES: Final = 32 << 10
 #: What a producer may use of that, key, tags and dedup key included; the rest is for what a dead letter says besides.
 PROPERTIES_MAX_BYTES: Final = 30 << 10
 _NO_HALF: Final = -1
-#: So many messages of a batch, and more, are worth a look at whether they are alike.
+#: What a producer says of nearly every half.
+_PLAIN_ENDS: Final = frozenset({OpKind.COMMIT, OpKind.ROLLBACK})
+#: So many messages, or ends, of a batch, and more, are worth a look at whether they are alike.
 ALIKE_MIN: Final = 8
 #: Of so many halves at most is known where they lie and where they go.
 RECENT_MAX: Final = 1 << 16
@@ -206,16 +209,25 @@ class EdgeStore:
 
     def _sift(self, messages: Sequence[Message], heads: Any, now_s: int) -> tuple[Sequence[int], dict[bytes, Known]]:
         """(half_offset of each message, keys to remember): an offset before half_end is an earlier half with the same dedup key."""
-        following = self.half_end
+        following, keys = self.half_end, dict[bytes, Known]()
         if not any(message.dedup_key for message in messages):
-            return range(following, following + len(messages)), {}
+            return range(following, following + len(messages)), keys
+        pairs = zip(messages, heads["group_no"].tolist(), strict=True)
+        digests = [digest_of(group_no, message.dedup_key) if message.dedup_key else b"" for message, group_no in pairs]
+        earlier = self._known(digests, now_s)
+        if not earlier and all(digests):  # mostly
+            stop = following + len(messages)
+            crcs = [crc32(message.body) for message in messages]
+            keys = dict(zip(digests, map(Known, range(following, stop), repeat(now_s), crcs), strict=False))
+            if len(keys) == len(messages):
+                return range(following, stop), keys
+            keys = {}
         offsets: list[int] = []
-        keys: dict[bytes, Known] = {}
-        for number, (message, group_no) in enumerate(zip(messages, heads["group_no"].tolist(), strict=True)):
+        for number, (message, digest) in enumerate(zip(messages, digests, strict=True)):
             known = None
-            if message.dedup_key:
-                body_crc, digest = crc32(message.body), digest_of(group_no, message.dedup_key)
-                known = keys.get(digest) or self._known(digest, now_s)
+            if digest:
+                body_crc = crc32(message.body)
+                known = keys.get(digest) or earlier.get(digest)
                 if known is None:
                     keys[digest] = Known(following, now_s, body_crc)
                 elif known.body_crc != body_crc:
@@ -418,6 +430,8 @@ class EdgeStore:
         even "already" rests on an op that may not be durable yet."""
         with self._append_lock:
             self._commit.check()
+            if len(ends) >= ALIKE_MIN and (alike := self._end_alike(ends, now_ms)) is not None:
+                return alike, self.log.end
             judging = _Judging(max(self.half_queue.begin, self.half_begin))
             answers = [self._judge(end, recent, judging) for end, recent in zip(ends, self._recent_of(ends), strict=True)]
             if judging.ops:
@@ -430,6 +444,39 @@ class EdgeStore:
                         self.pending.change(half_offset, groups[half_offset], 1 if before else -1)
                 self._remember(_Unflushed(self.log.end, judging.marks, {}))
             return answers, self.log.end
+
+    def _end_alike(self, ends: Sequence[End], now_ms: int) -> list[Answer] | None:
+        """The same, in columns, where one group ends halves that came lately and are open, each once, with nothing else to say:
+        nearly all ends that come many at a time. None, and nothing is done, where one of them is something else."""
+        half_offsets, kinds, groups, vias, actors, remarks = zip(*ends, strict=True)
+        group = groups[0]
+        if group is None or groups.count(group) < len(ends) or not _PLAIN_ENDS.issuperset(kinds) or any(actors) or any(remarks):
+            return None
+        begin = max(self.half_queue.begin, self.half_begin)
+        if min(half_offsets) < begin or max(half_offsets) >= self.half_end or len(set(half_offsets)) < len(ends):
+            return None
+        wanted = np.array(half_offsets)
+        recent = self._recent[wanted % RECENT_MAX]
+        if (recent["half_offset"] != wanted).any() or (recent["group_no"] != self.dictionary.group_no(group)).any():
+            return None
+        if not self._marks.keys().isdisjoint(half_offsets) or self.ends_table.any(wanted):
+            return None
+        if not self.log.are_whole(recent["offset"].tolist(), recent["size"].tolist()):
+            return None
+        taken: dict[int, int] = {}
+        keys = (recent["topic_no"] << 6 | recent["queue_id"]).tolist()
+        positions = [
+            self._take_position(key, taken) if kind == OpKind.COMMIT else NO_POSITION for key, kind in zip(keys, kinds, strict=True)
+        ]
+        group_no = int(recent["group_no"][0])
+        heads = frames.op_heads_of(half_offsets, kinds, vias, positions, first_op_offset=self.op_end, now_ms=now_ms)
+        heads["group_no"] = group_no
+        self._append_op_frames(heads, [()] * len(ends), half_offsets, taken)
+        self.ended.update(kinds)
+        self.pending.end_all(half_offsets, group_no)
+        states = [STATE_OF_OP[kind] for kind in kinds]
+        self._remember(_Unflushed(self.log.end, dict(zip(half_offsets, map(int, states), strict=True)), {}))
+        return list(map(Answer, repeat(Verdict.ACCEPTED), repeat(""), states, positions))
 
     def _recent_of(self, ends: Sequence[End]) -> list[tuple[int, ...]]:
         """What was noted when a half was stored, for each end: it may be another half that had the same place since or before."""
@@ -506,13 +553,17 @@ class EdgeStore:
             return half_offset
 
     def _append_ops(self, ops: Sequence[Op], now_ms: int, taken: dict[int, int]) -> Appended:
-        first = self.op_end
-        self.op_queue.file.ensure((first + len(ops)) * ENTRY.itemsize)
-        placed = self._append(frames.op_heads(ops, first, now_ms), [frames.op_tail(op) for op in ops])
-        tags = [ASKED_TAG if op.kind == OpKind.ASKED else op.half_offset for op in ops]
-        return self._after_ops(first, placed, tags, taken)
+        heads, tails = frames.op_heads(ops, self.op_end, now_ms), [frames.op_tail(op) for op in ops]
+        return self._append_op_frames(heads, tails, [ASKED_TAG if op.kind == OpKind.ASKED else op.half_offset for op in ops], taken)
 
-    def _after_ops(self, first: int, placed: Placed, tags: list[int], taken: dict[int, int]) -> Appended:
+    def _append_op_frames(
+        self, heads: np.ndarray[Any, Any], tails: Sequence[Sequence[bytes]], tags: Sequence[int], taken: dict[int, int]
+    ) -> Appended:
+        first = self.op_end
+        self.op_queue.file.ensure((first + len(heads)) * ENTRY.itemsize)
+        return self._after_ops(first, self._append(heads, tails), tags, taken)
+
+    def _after_ops(self, first: int, placed: Placed, tags: Sequence[int], taken: dict[int, int]) -> Appended:
         with self._doubtful():
             self.op_queue.put(first, make_entries(placed.offsets, placed.sizes, tags))
         self.next_offset.update(taken)
@@ -556,9 +607,11 @@ class EdgeStore:
         """(half_offset, end) of what is in the log and not yet in the table. Under the append lock."""
         return [(half_offset, mark) for half_offset, (_, mark) in self._marks.items()]
 
-    def _known(self, digest: bytes, now_s: int) -> Known | None:
-        waiting = self._keys.get(digest)
-        return self.dedup.get(digest, now_s) if waiting is None else waiting[1]
+    def _known(self, digests: Sequence[bytes], now_s: int) -> dict[bytes, Known]:
+        """What these dedup keys led to, in the tables or still waiting for the flush; those that lead nowhere are left out."""
+        known = self.dedup.find([digest for digest in digests if digest], now_s)
+        known.update({digest: self._keys[digest][1] for digest in self._keys.keys() & digests})
+        return known
 
     def _remember(self, unflushed: _Unflushed) -> None:
         if unflushed.marks or unflushed.keys:

@@ -9,11 +9,12 @@ checkpoint says from which op on.
 from __future__ import annotations
 
 from collections import Counter
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from store.records import STATE_OF_OP, OpKind, State
 from store.segments import SegmentedFile
@@ -23,7 +24,7 @@ OPEN: Final = 0
 _DISCARDED: Final = (State.DISCARDED_MAX, State.DISCARDED_EXPIRED)
 
 
-class Verdict(Enum):
+class Verdict(StrEnum):
     """What an end is answered."""
 
     ACCEPTED = "accepted"
@@ -91,6 +92,18 @@ class EndsTable:
         at = half_offset % SEGMENT_BYTES
         self.file.segment(half_offset - at).buffer[at] = value
         self.file.mark_dirty(half_offset - at)
+
+    def any(self, half_offsets: npt.NDArray[np.int64]) -> bool:
+        """Whether one of these has ended."""
+        first = int(half_offsets.min())
+        start = first - first % SEGMENT_BYTES
+        if int(half_offsets.max()) >= start + SEGMENT_BYTES:  # rarely: they lie in several segments
+            return any(self[half_offset] != OPEN for half_offset in half_offsets.tolist())
+        try:
+            content = np.frombuffer(self.file.segment(start).buffer, np.uint8)
+        except IndexError:
+            return False
+        return bool(content[half_offsets - start].any())
 
     def ensure(self, first: int, stop: int) -> None:
         """Make room for halves first … stop - 1, so that marking an end can not meet a full disk."""

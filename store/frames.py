@@ -311,7 +311,8 @@ def frame_crc(frame: memoryview | bytes, commit_log_offset: int) -> int:
 
 def is_whole(frame: memoryview, commit_log_offset: int) -> bool:
     """Whether a frame of which place and size are known is what was written there."""
-    return bool(_CRC.unpack_from(frame, CRC_AT)[0] == frame_crc(frame, commit_log_offset))
+    found: bool = _CRC.unpack_from(frame, CRC_AT)[0] == zlib.crc32(frame[CRC_FROM:], commit_log_offset & 0xFFFFFFFF)
+    return found
 
 
 def encode_batch(heads: np.ndarray[Any, Any], tails: Sequence[Sequence[bytes]], commit_log_offset: int) -> bytearray:
@@ -324,11 +325,14 @@ def encode_batch(heads: np.ndarray[Any, Any], tails: Sequence[Sequence[bytes]], 
     heads["size_bytes"], heads["magic"] = sizes, MAGIC
     heads["batch_length"], heads["batch_index"] = count, np.arange(count)
     raw = heads.tobytes()
-    parts: list[bytes] = []
-    for number, tail in enumerate(tails):
-        parts.append(raw[number * width : number * width + width])
-        parts += tail
-    data = bytearray().join(parts)
+    if sum(sizes) == len(raw):  # most ops have no tail
+        data = bytearray(raw)
+    else:
+        parts: list[bytes] = []
+        for number, tail in enumerate(tails):
+            parts.append(raw[number * width : number * width + width])
+            parts += tail
+        data = bytearray().join(parts)
     view, crc32, pack_into, at = memoryview(data), zlib.crc32, _CRC.pack_into, 0
     for size in sizes:
         crc = crc32(view[at + CRC_FROM : at + size], (commit_log_offset + at) & 0xFFFFFFFF)
@@ -345,16 +349,27 @@ def encode_pad(size_bytes: int, commit_log_offset: int) -> bytes:
 
 
 def op_heads(ops: Sequence[Op], first_op_offset: int, now_ms: int) -> np.ndarray[Any, Any]:
-    count = len(ops)
+    kinds, half_offsets, group_nos, vias, positions, details, _ = zip(*ops, strict=True)
+    heads = op_heads_of(half_offsets, kinds, vias, positions, first_op_offset=first_op_offset, now_ms=now_ms)
+    heads["group_no"], heads["detail_bytes"] = group_nos, list(map(len, details))
+    return heads
+
+
+def op_heads_of(
+    half_offsets: Sequence[int],
+    kinds: Sequence[OpKind],
+    vias: Sequence[Via],
+    positions: Sequence[int],
+    *,
+    first_op_offset: int,
+    now_ms: int,
+) -> np.ndarray[Any, Any]:
+    """Heads of ops without a detail and, so far, without a group."""
+    count = len(half_offsets)
     heads = np.zeros(count, OP_HEAD)
     heads["kind"], heads["stored_at_ms"] = FrameKind.OP, now_ms
     heads["queue_offset"] = np.arange(first_op_offset, first_op_offset + count)
-    heads["half_offset"] = [op.half_offset for op in ops]
-    heads["position"] = [op.position for op in ops]
-    heads["group_no"] = [op.group_no for op in ops]
-    heads["op_kind"] = [op.kind for op in ops]
-    heads["via"] = [op.via for op in ops]
-    heads["detail_bytes"] = [len(op.detail) for op in ops]
+    heads["half_offset"], heads["op_kind"], heads["via"], heads["position"] = half_offsets, kinds, vias, positions
     return heads
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -112,6 +113,14 @@ class PendingByGroup:
             _add(self.ended, group_no, 1)
         if self._fresh is not None and not self._scanned <= half_offset < self._stop:
             _add(self._fresh, group_no, difference)
+
+    def end_all(self, half_offsets: Sequence[int], group_no: int) -> None:
+        """These halves of one group, which is known, were ended."""
+        _add(self.counts, group_no, -len(half_offsets))
+        _add(self.ended, group_no, len(half_offsets))
+        if self._fresh is not None:
+            counted = sum([not self._scanned <= half_offset < self._stop for half_offset in half_offsets])
+            _add(self._fresh, group_no, -counted)
 
     # --- in a thread ------------------------------------------------------------------------------------------------------
     def count(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+from collections import Counter
 from typing import Any
 from zlib import crc32
 
@@ -254,6 +256,124 @@ def test_case_32_33_ends_of_one_batch_are_judged_one_after_another(service):
         Verdict.CONFLICT,
     ]
     assert service.edge.op_end == 3
+
+
+@pytest.fixture
+def chance():
+    seed = random.randrange(1 << 32)
+    print(f"SEED={seed}")
+    return random.Random(seed)
+
+
+@pytest.fixture
+def twins(tmp_path):
+    """Two services to which the same happens: to one many at a time, to the other one by one."""
+    with Service(tmp_path / "together", SMALLEST) as together, Service(tmp_path / "alone", SMALLEST) as alone:
+        yield together, alone
+
+
+@pytest.mark.parametrize("oddity", [0.0, 0.02, 0.3])
+def test_ends_that_come_many_at_a_time_are_judged_as_one_by_one(twins, chance, oddity):
+    together, alone = twins
+    batches = Counter[bool]()
+    for number in range(30):
+        for service in twins:
+            service.send(*[b"x"] * 30, group=GROUPS[number % 2])
+        open_still = [
+            half for half in range(together.edge.half_end) if not together.edge.end_of(half) and half // 30 % 2 == number % 2
+        ]
+        ends = [some_end(chance, half, oddity) for half in chance.sample(open_still[-60:], chance.randrange(8, 30))]
+        ends += [chance.choice(ends) for _ in ends if chance.random() < oddity]
+        ops_before, batched = together.edge.op_end, together.edge._end_alike(ends, together.now_ms)
+        batches[batched is not None] += 1
+        if batched is None:  # and nothing is done
+            assert together.edge.op_end == ops_before
+            batched = together.edge.end(ends, together.now_ms)
+        together.edge.wait(together.edge.log.end)
+        assert batched == [alone.edge.end([end], alone.now_ms)[0] for end in ends]
+        assert kept(together) == kept(alone)
+    assert batches[True] == {0.0: 30, 0.3: 0}.get(oddity, batches[True])
+    assert batches[True] > 0 or oddity == 0.3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"remark": "why"}, {"actor": "ada"}, {"group": None}, {"kind": OpKind.UNKNOWN}, {"half_offset": 3}, {"group": "shop"}],
+)
+def test_one_odd_end_among_many_is_judged_as_it_would_be_alone(twins, change):
+    together, alone = twins
+    for service in twins:
+        service.send(*[b"x"] * 20)
+        service.send(b"x", group="shop")
+    plain = [End(half, OpKind.COMMIT, "orders") for half in range(20)]
+    # The second time only the odd one is left to say anything new; the third time all say the same.
+    for ends in ([*plain[:9], plain[9]._replace(**change), *plain[10:]], plain, [end._replace(**change) for end in plain]):
+        answers, ticket = together.edge.append_ends(ends, together.now_ms)  # what is not flushed yet counts, too
+        assert answers == [alone.edge.end([end], alone.now_ms)[0] for end in ends]
+    together.edge.wait(ticket)
+    assert kept(together) == kept(alone)
+
+
+def test_ends_of_another_group_are_refused_all_together(twins):
+    together, alone = twins
+    for service in twins:
+        service.send(*[b"x"] * 20)
+        service.send(b"x", group="shop")
+    ends = [End(half, OpKind.COMMIT, "shop") for half in range(20)]
+    answers = together.edge.end(ends, together.now_ms)
+    assert answers == [alone.edge.end([end], alone.now_ms)[0] for end in ends]
+    assert {answer.reason for answer in answers} == {"wrong group"}
+
+
+GROUPS = ("orders", "shop")
+
+
+def some_end(chance, half, oddity):
+    kind = chance.choice((OpKind.COMMIT, OpKind.COMMIT, OpKind.ROLLBACK))
+    end = End(half, kind, GROUPS[half // 30 % 2], chance.choice((Via.PRODUCER, Via.CHECK)))
+    changes: list[dict[str, Any]] = [
+        {"kind": OpKind.UNKNOWN}, {"kind": OpKind.DISCARD_MAX}, {"kind": OpKind.RESUME}, {"group": None}, {"group": "others"},
+        {"remark": "why"}, {"actor": "ada"}, {"half_offset": 0}, {"half_offset": -1}, {"half_offset": 1 << 40},
+    ]  # fmt: skip
+    return end._replace(**chance.choice(changes)) if chance.random() < oddity else end
+
+
+def kept(service):
+    """Everything that the edge keeps of ends."""
+    edge = service.edge
+    entries = edge.op_queue.read(0, edge.op_end)
+    ops = [edge.log.read(int(entry["commit_log_offset"]), int(entry["size_bytes"])) for entry in entries]
+    return (
+        [(op.queue_offset, op.stored_at_ms, op.detail, op.fields) for op in ops],
+        entries["tags_code"].tolist(),
+        [edge.ends_table[half] for half in range(edge.half_end)],
+        (edge.next_offset, edge.pending.counts, edge.pending.ended, edge.ended),
+    )
+
+
+def test_a_half_that_went_bad_is_not_ended_among_many(service):
+    halves = service.send(*[b"x"] * 20)
+    frame = service.edge.read_half(halves[7])
+    service.edge.log.file.write(frame.commit_log_offset + 130, b"\xff")
+    answers = service.commit(*halves)
+    assert [answer.verdict for answer in answers] == [Verdict.ACCEPTED] * 7 + [Verdict.REFUSED] + [Verdict.ACCEPTED] * 12
+    assert answers[7].reason == "quarantined"
+
+
+def test_keys_that_come_many_at_a_time_are_looked_for_as_one_by_one(twins, chance, monkeypatch):
+    monkeypatch.setattr(dedup_module, "SLOTS_MIN", 64)  # several tables, and many keys that begin at one slot
+    together, alone = twins
+    for _ in range(40):
+        keys = [chance.choice(("", *map(str, range(400)))) for _ in range(chance.randrange(8, 40))]
+        if chance.random() < 0.5:
+            keys = [str(chance.randrange(1 << 40)) for _ in keys]
+        group = chance.choice(GROUPS)
+        found = together.edge.prepare([Message(group, "paid", b"x", dedup_key=key) for key in keys], together.now_ms)
+        assert list(found) == [alone.send_one(b"x", group=group, dedup_key=key) for key in keys]
+        for service in twins:
+            service.sleep(100)
+    for known in (together.edge.dedup, alone.edge.dedup):
+        assert len(known._tables) > 1
 
 
 def test_discard_resume_and_commit_in_one_batch(service):
