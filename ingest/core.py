@@ -24,6 +24,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Container, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
@@ -37,7 +38,7 @@ from ingest.deliveries import Delivery
 from ingest.errors import BadId, Closing, InvalidRequest, Standby, TooLarge, TransactionsRejected
 from ingest.followers import Followers
 from ingest.history import Histories, Inspected, Transaction
-from ingest.ids import Sealer, load_keys
+from ingest.ids import Place, Sealer, load_keys
 from ingest.listings import Listings
 from ingest.operator import Action, Audited, Done, Operator
 from ingest.overview import Overview
@@ -52,7 +53,7 @@ from store.presence import Presence
 from store.progress import Progress, no_progress
 from store.published import EdgeSlot, JobSlot
 from store.reader import TopicReader
-from store.records import OpKind, Via, queue_key_of, queue_offset_of, topic_of_key
+from store.records import OpKind, State, Via, queue_key_of, queue_offset_of, topic_of_key
 from store.wake import EDGE_WAKE, JOB_WAKE, Sleeper, Waker
 
 #: Without a wake from the job, its pages are looked at this often.
@@ -313,20 +314,19 @@ class Edge:
         """End transactions; an answer for each, in order, once what it rests on is durable."""
         self._refuse_if_standby("ends")
         self._check_count(ends, "ends")
-        judged = [self._to_end(end) for end in ends]
+        places = self._sealer.open_all([end.id for end in ends])
+        judged = [self._to_end(end, place) for end, place in zip(ends, places, strict=True)]
         good = [end for end in judged if isinstance(end, End)]
         self.ends_refused += len(judged) - len(good)
         answers = iter(await self._committer.end(good) if good else [])
         return [answer_of(next(answers)) if isinstance(end, End) else end for end in judged]
 
-    def _to_end(self, end: EndRequest) -> End | EndAnswer:
+    def _to_end(self, end: EndRequest, place: Place | BadId) -> End | EndAnswer:
         kind = OUTCOMES.get(end.outcome)
         if kind is None:
             raise InvalidRequest(f"outcome: {end.outcome!r} is none of {', '.join(OUTCOMES)}")
-        try:
-            place = self._sealer.open(end.id)
-        except BadId as error:
-            return EndAnswer(Verdict.REFUSED.value, f"unknown id: {error}")
+        if isinstance(place, BadId):
+            return EndAnswer(Verdict.REFUSED.value, f"unknown id: {place}")
         if place.group_no != self.store.dictionary.group_no(end.group):
             return EndAnswer(Verdict.REFUSED.value, "wrong group")
         return End(place.half_offset, kind, end.group, Via.CHECK if end.from_check else Via.PRODUCER, "", end.remark)
@@ -564,7 +564,13 @@ class Edge:
 
 
 def answer_of(answer: Answer) -> EndAnswer:
-    return EndAnswer(answer.verdict.value, answer.reason, answer.state.name)
+    return _told(answer.verdict, answer.reason, answer.state)
+
+
+@lru_cache(64)
+def _told(verdict: Verdict, reason: str, state: State) -> EndAnswer:
+    """There are few different ones."""
+    return EndAnswer(verdict.value, reason, state.name)
 
 
 def _heard(future: asyncio.Future[None]) -> None:

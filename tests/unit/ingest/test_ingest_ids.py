@@ -31,6 +31,33 @@ def test_many_are_sealed_as_one_by_one():
         assert [sealer.open(id) for id in ids] == [Place(0, half_offset, 70_000) for half_offset in half_offsets]
 
 
+def test_many_are_opened_as_one_by_one():
+    sealer, old = Sealer([KEY, OTHER_KEY], STORE), Sealer([OTHER_KEY], STORE)
+    good = [sealer.seal(half_offset, 7) for half_offset in (*range(9, 30), 2**40, 3, 3, 2**62, 0)]
+    with_fill = next(id for id in (sealer.seal(half_offset, 7) for half_offset in range(100_000)) if "AA" in id[20:50])
+    at = with_fill.index("AA", 20)
+    odd = [
+        sealer.seal(5, 8), sealer.seal(5, 7, 1), old.seal(5, 7),
+        Sealer([KEY], OTHER_STORE).seal(5, 7), Sealer([b"x" * 32], STORE).seal(5, 7),
+        good[0][:-1] + "B", good[0] + "A", good[0][:-1], "", "é" * 58, "!" * 58, "A" * 58, good[0][:30] + "\n" + good[0][31:],
+    ]  # fmt: skip
+    rows = [good, good[:7], *[[*good[:9], id, *good[9:]] for id in odd], [*odd, *odd], ["A" * 58] * 9, ["!" * 58] * 60]
+    rows += [[*good[:9], with_fill[:at], with_fill[at + 2 :]], [*good[:9], with_fill[:at], f"{with_fill[at + 2 :]}AA{good[9]}"]]
+    for ids in rows:
+        assert [_told(opened) for opened in sealer.open_all(ids)] == [_told(_opened(sealer, id)) for id in ids]
+
+
+def _opened(sealer, id):
+    try:
+        return sealer.open(id)
+    except BadId as error:
+        return error
+
+
+def _told(opened):
+    return str(opened) if isinstance(opened, BadId) else opened
+
+
 def test_a_seal_is_of_no_use_for_a_neighbour():
     """Four halves share a computation, not a seal; nor does a seal hold for another group or shard."""
     sealer = Sealer([KEY], STORE)
@@ -62,11 +89,7 @@ def test_one_half_has_one_spelling():
 
 
 def _opens(sealer, id):
-    try:
-        sealer.open(id)
-    except BadId:
-        return False
-    return True
+    return isinstance(_opened(sealer, id), Place)
 
 
 @pytest.mark.parametrize("id", ["", "x", "a" * 57, "a" * 59, "!" * 58, "é" * 58, "A" * 58, "a b" * 19 + "a"])
