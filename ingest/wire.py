@@ -20,7 +20,7 @@ from ingest.errors import InvalidRequest, UnsupportedMedia
 from ingest.history import Inspected, Transaction
 from ingest.listings import Listed, ListPage, Query
 from ingest.operator import Action, Audited, Done
-from store.frames import CHECK_IMMUNITY_TIME_IN_SECONDS, KEYS, NAME_MAX_BYTES, NO_HOST, REAL_TOPIC, TAGS, Message
+from store.frames import CHECK_IMMUNITY_TIME_IN_SECONDS, KEYS, NAME_MAX_BYTES, NO_HOST, NO_PROPERTIES, REAL_TOPIC, TAGS, Message
 from store.records import IMMUNITY_MAX_S, parse_immunity_s
 
 PROPERTIES_MAX: Final = 256
@@ -538,6 +538,9 @@ def _invalid(error: msgspec.ValidationError) -> InvalidRequest:
 
 
 # --- into the rooms below -------------------------------------------------------------------------------------------------
+assert len(Message._fields) == 12  # see _message
+
+
 def messages(items: Sequence[MessageIn]) -> list[Message]:
     return [_message(item, number) for number, item in enumerate(items)]
 
@@ -553,12 +556,16 @@ def _message(item: MessageIn, number: int) -> Message:
     properties = item.properties
     if item.key or item.tags:
         properties = {**properties, **({KEYS: item.key} if item.key else {}), **({TAGS: item.tags} if item.tags else {})}
-    immunity_s = 0 if item.check_immunity_s is None else min(max(item.check_immunity_s, 0), IMMUNITY_MAX_S)
-    if not immunity_s and CHECK_IMMUNITY_TIME_IN_SECONDS in properties:
+    immunity_s = item.check_immunity_s
+    immunity_s = 0 if immunity_s is None else min(max(immunity_s, 0), IMMUNITY_MAX_S)
+    if properties and not immunity_s and CHECK_IMMUNITY_TIME_IN_SECONDS in properties:
         immunity_s = parse_immunity_s(properties[CHECK_IMMUNITY_TIME_IN_SECONDS])
-    return Message(
-        item.group, item.topic, body, properties, item.queue_id, item.born_at_ms, NO_HOST, 0, immunity_s, item.flag, item.dedup_key
-    )
+    # `Message(…)` without the function in between, which takes as long again: there are many of them.
+    return tuple.__new__(
+        Message,
+        (item.group, item.topic, body, properties, item.queue_id, item.born_at_ms, NO_HOST, 0, immunity_s, item.flag,
+         item.dedup_key, NO_PROPERTIES),
+    )  # fmt: skip
 
 
 def ends(items: Sequence[EndIn]) -> list[EndRequest]:
