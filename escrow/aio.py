@@ -82,7 +82,7 @@ class AsyncProducer:
         self._on_check, self._member = on_check, member
         self._check_threads, self._check_wait_s = check_threads, check_wait_s
         self._bound: LoopEngine | None = None
-        self._closed = False
+        self._home, self._closed = self._engine.api.transport.server.home, False
 
     @property
     def group(self) -> str:
@@ -108,20 +108,23 @@ class AsyncProducer:
         # First the checks: a coroutine that answers one may send.
         done = await asyncio.to_thread(self._engine.close, timeout_s)
         self._closed = True
-        if self._bound is not None and self._bound.loop is asyncio.get_running_loop():
+        if self._bound is not None and self._bound.is_here():
             done = await self._bound.close(max(0.0, give_up_at - time.monotonic())) and done
         return done
 
     def _here(self) -> LoopEngine:
-        """The engine of this event loop. (Where the loop that used it before was closed, as by a second `asyncio.run`: another.)"""
+        """The engine of this event loop."""
         if self._closed:
             raise Closed("this producer is closed")
-        self._engine.api.transport.server.refuse_foreign()
-        loop = asyncio.get_running_loop()
-        if self._bound is None or self._bound.loop is not loop:
-            if self._bound is not None and not self._bound.loop.is_closed():
-                raise Closed("this producer is used in another event loop: make one in each")
-            self._bound = LoopEngine(self._engine)
+        self._home.refuse_elsewhere()
+        bound = self._bound
+        return bound if bound is not None and bound.is_here() else self._bind()
+
+    def _bind(self) -> LoopEngine:
+        """To the event loop that runs; to another one only where the one before was closed, as by a second `asyncio.run`."""
+        if self._bound is not None and not self._bound.loop.is_closed():
+            raise Closed("this producer is used in another event loop: make one in each")
+        self._bound = LoopEngine(self._engine)
         return self._bound
 
     def _end(self, ends: Sequence[End]) -> Awaitable[list[EndAnswer]]:
@@ -152,7 +155,7 @@ class AsyncProducer:
     async def _finish(self, half: Half, outcome: Outcome, remark: str) -> TransactionResult:
         answer, failure = None, None
         try:
-            with span("end", transaction_id=half.id, outcome=outcome.value):
+            with span("end", transaction_id=half.id, outcome=outcome):
                 [answer] = await self._end([End(half.id, outcome, remark)])
         except EscrowError as error:
             failure = error

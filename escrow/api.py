@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from escrow import packed
 from escrow.errors import BadAnswer
 from escrow.messages import Check, DeadLetter, Delivered, End, EndAnswer, Half, Message, Position
-from escrow.transport import Repeat, Server, Transport, path_of
+from escrow.transport import JSON, Repeat, Server, Transport, path_of
 
 _T = TypeVar("_T")
 
@@ -24,6 +25,7 @@ class Posting(Generic[_T]):
 
     path: str
     content: bytes
+    media: str
     repeat: Repeat
     #: The list in the answer, how an item of it is read, and how many there must be.
     name: str
@@ -36,20 +38,20 @@ class Posting(Generic[_T]):
 
 def posting_halves(group: str, messages: Sequence[Message], dedup_keys: Sequence[str]) -> Posting[Half]:
     keys = dedup_keys or [""] * len(messages)
-    content = _list_of("messages", [message.to_json(group, key) for message, key in zip(messages, keys, strict=True)])
+    content = _packed_messages([message.pack(group, key) for message, key in zip(messages, keys, strict=True)])
     keyed = all(key or message.dedup_key for message, key in zip(messages, keys, strict=True))
     repeat = Repeat.ALWAYS if keyed else Repeat.IF_NOT_DONE
-    return Posting("/v1/halves", content, repeat, "halves", Half.from_json, len(messages))
+    return Posting("/v1/halves", content, packed.MEDIA, repeat, "halves", Half.from_json, len(messages))
 
 
 def posting_messages(group: str, messages: Sequence[Message]) -> Posting[Position]:
-    content = _list_of("messages", [message.to_json(group) for message in messages])
-    return Posting("/v1/messages", content, Repeat.IF_NOT_DONE, "messages", Position.from_json, len(messages))
+    content = _packed_messages([message.pack(group) for message in messages])
+    return Posting("/v1/messages", content, packed.MEDIA, Repeat.IF_NOT_DONE, "messages", Position.from_json, len(messages))
 
 
 def posting_ends(group: str, ends: Sequence[End]) -> Posting[EndAnswer]:
-    content = _list_of("ends", [end.to_json(group) for end in ends])
-    return Posting("/v1/ends", content, Repeat.ALWAYS, "answers", EndAnswer.from_json, len(ends))
+    content = b"".join([b'{"ends":[', b",".join([end.to_json(group) for end in ends]), b"]}"])
+    return Posting("/v1/ends", content, JSON, Repeat.ALWAYS, "answers", EndAnswer.from_json, len(ends))
 
 
 class Api:
@@ -219,7 +221,9 @@ class Api:
         return _answers(self._object("GET", "/v1/operator/topics"), "topics", dict)
 
     def _post(self, posting: Posting[_T], give_up_at: float | None) -> list[_T]:
-        answer = self.transport.call("POST", posting.path, content=posting.content, repeat=posting.repeat, give_up_at=give_up_at)
+        answer = self.transport.call(
+            "POST", posting.path, content=posting.content, media=posting.media, repeat=posting.repeat, give_up_at=give_up_at
+        )
         return posting.answers(answer)
 
     def _object(self, method: str, path: str, **rest: Any) -> dict[str, Any]:
@@ -227,9 +231,8 @@ class Api:
         return answer
 
 
-def _list_of(name: str, items: Sequence[bytes]) -> bytes:
-    """An object that has only this list, whose items are encoded already."""
-    return b'{"%s":[%s]}' % (name.encode(), b",".join(items))
+def _packed_messages(messages: Sequence[bytes]) -> bytes:
+    return b"".join([b"\x81", packed.text("messages"), packed.count_of(messages), *messages])
 
 
 def _answers(answer: dict[str, Any], name: str, read: Callable[[Any], _T], count: int | None = None) -> list[_T]:

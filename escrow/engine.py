@@ -11,6 +11,7 @@ import os
 import secrets
 import socket
 import ssl
+import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -139,7 +140,7 @@ class Engine:
         2  everything that was handed in is sent
         3  what could not be sent in time hears `Closed`, the connections are closed
         """
-        if self.api.transport.server.is_foreign:
+        if self.api.transport.server.home.is_left:
             return True
         give_up_at = time.monotonic() + timeout_s
         done = self._checks is None or self._checks.stop(give_up_at)  # 1
@@ -157,13 +158,19 @@ class LoopEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._group = engine, engine.group
-        self.loop = asyncio.get_running_loop()
+        self.loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._transport = LoopTransport(engine.api.transport.server)
         # Ordinary messages stay in the order that they were handed in. For halves it is their commits that count, and who has not
         # awaited the first commit cannot expect it to come before the second.
         self._halves: LoopBatcher[_Keyed, Half] = LoopBatcher("halves", self._send_halves, under_way_max=2, **engine.limits)
         self._messages: LoopBatcher[Message, Position] = LoopBatcher("messages", self._send_messages, **engine.limits)
         self._ends: LoopBatcher[End, EndAnswer] = LoopBatcher("ends", self._send_ends, under_way_max=2, **engine.limits)
+
+    def is_here(self) -> bool:
+        """Whether its loop is the one that runs here. (Before Python 3.12 `get_running_loop` is a system call, which a message
+        would pay for twice.)"""
+        quick = threading.get_ident() == self._thread and self.loop.is_running()
+        return quick or asyncio.get_running_loop() is self.loop
 
     async def _send_halves(self, keyed: Sequence[_Keyed], give_up_at: float) -> list[Half]:
         messages, keys = zip(*keyed, strict=True)
@@ -194,4 +201,4 @@ class LoopEngine:
 
 
 def _size_bytes(messages: Sequence[Message]) -> int:
-    return sum(len(message.body) + _MESSAGE_BYTES for message in messages)
+    return sum([len(message.body) + _MESSAGE_BYTES for message in messages])

@@ -350,7 +350,7 @@ class Intake:
         2  what is in hand and not settled is given back, so that others get it now
         3  acks and give-backs are sent, the connections are closed
         """
-        if self.api.transport.server.is_foreign:
+        if self.api.transport.server.home.is_left:
             return True
         give_up_at = time.monotonic() + timeout_s
         with self._changed:

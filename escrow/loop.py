@@ -34,8 +34,8 @@ _Answer = TypeVar("_Answer")
 class LoopConnection(asyncio.Protocol):
     """One connection; one request after another."""
 
-    def __init__(self, authority: str) -> None:
-        self._authority = authority
+    def __init__(self, authority: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._authority, self._loop = authority, loop
         self._came = bytearray()
         self._ended = False
         self._error: Exception | None = None
@@ -44,9 +44,8 @@ class LoopConnection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, server: Server) -> LoopConnection:
-        _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: cls(server.authority), server.host, server.port, ssl=server.tls
-        )
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(lambda: cls(server.authority, loop), server.host, server.port, ssl=server.tls)
         return connection
 
     @property
@@ -83,7 +82,7 @@ class LoopConnection(asyncio.Protocol):
                 raise self._error
             if self._ended:
                 return 0
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = self._loop.create_future()
             await self._waiter
         count = min(len(room), len(self._came))
         room[:count] = self._came[:count]
@@ -122,7 +121,7 @@ class LoopTransport:
 
     async def post(self, posting: Posting[_Answer], give_up_at: float | None = None) -> list[_Answer]:
         """What each item is answered; patience and repetition as in `Transport.call`."""
-        request = self._server.request("POST", posting.path, content=posting.content)
+        request = self._server.request("POST", posting.path, content=posting.content, media=posting.media)
         if give_up_at is None:
             give_up_at = time.monotonic() + self._server.retry_for_s
         backoff = Backoff()

@@ -145,7 +145,7 @@ class Producer:
         """Say the outcome; what came of it."""
         answer, failure = None, None
         try:
-            with span("end", transaction_id=half.id, outcome=outcome.value):
+            with span("end", transaction_id=half.id, outcome=outcome):
                 [answer] = self._engine.end([End(half.id, outcome, remark)]).result()
         except EscrowError as error:
             failure = error

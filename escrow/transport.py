@@ -12,7 +12,6 @@ Whether a call may be repeated is the caller's knowledge (`Repeat`). The clock i
 from __future__ import annotations
 
 import json
-import os
 import random
 import select
 import socket
@@ -27,9 +26,11 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 from escrow.errors import BadAnswer, Closed, EscrowError, Refused, Unreachable, refusal
+from escrow.forks import Home
 from escrow.http1 import Answer, Connection, authority
 from escrow.messages import to_json
 
+JSON: Final = "application/json"
 #: Connections kept for the next call; more may be open while calls are under way.
 KEPT_MAX: Final = 16
 #: How much of an answer that is no JSON is shown.
@@ -114,7 +115,7 @@ class Server:
         default = 80 if self.tls is None else 443
         self.port, self.authority = parts.port or default, authority(self.host, parts.port, default)
         self.url, self._token, self.timeout_s, self.retry_for_s = url, token, timeout_s, retry_for_s
-        self.pid = os.getpid()
+        self.home = Home()
 
     def request(
         self,
@@ -123,28 +124,20 @@ class Server:
         *,
         query: Mapping[str, object] | None = None,
         content: object = None,
+        media: str = JSON,
         wait_s: float | None = None,
     ) -> Request:
         target = self._prefix + path
         if query:
             target += "?" + urlencode({name: value for name, value in query.items() if value is not None})
-        headers = {"Accept": "application/json"}
+        headers = {"Accept": JSON}
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token() if callable(self._token) else self._token}"
         body = None
         if content is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = media
             body = content if isinstance(content, bytes) else to_json(content)
         return Request(method, target, body, headers, wait_s)
-
-    @property
-    def is_foreign(self) -> bool:
-        """This is a forked child: sockets and locks belong to the parent's threads, and must be left alone."""
-        return os.getpid() != self.pid
-
-    def refuse_foreign(self) -> None:
-        if self.is_foreign:
-            raise Closed(f"made in process {self.pid} and used in {os.getpid()}: make one after the fork")
 
     def no_connection(self, error: Exception) -> Unreachable:
         return Unreachable(f"{self.url}: no connection ({error})", maybe_done=False)
@@ -172,13 +165,14 @@ class Transport:
         *,
         query: Mapping[str, object] | None = None,
         content: object = None,
+        media: str = JSON,
         repeat: Repeat = Repeat.ALWAYS,
         give_up_at: float | None = None,
         wait_s: float | None = None,
     ) -> Any:
         """The decoded answer. No attempt begins after the monotonic time `give_up_at` (without it: `retry_for_s` from now) but the
         first one; each may take `timeout_s`."""
-        request = self.server.request(method, path, query=query, content=content, wait_s=wait_s)
+        request = self.server.request(method, path, query=query, content=content, media=media, wait_s=wait_s)
         if give_up_at is None:
             give_up_at = time.monotonic() + self.server.retry_for_s
         backoff = Backoff()
@@ -221,7 +215,7 @@ class Transport:
         """A connection that answers within this time, or fails."""
         if self._closed.is_set():
             raise Closed("this producer or consumer is closed")
-        self.server.refuse_foreign()
+        self.server.home.refuse_elsewhere()
         connection = self._kept_one()
         if connection is not None:
             connection.sock.settimeout(timeout_s)

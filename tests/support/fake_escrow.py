@@ -27,6 +27,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import msgspec
+
 QUEUES = 4
 
 
@@ -440,11 +442,21 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._serve("POST")
 
+    def _content(self, raw: bytes) -> Any:
+        """As JSON would have it, whatever it came as."""
+        if self.headers["Content-Type"] == "application/json":
+            return json.loads(raw)
+        content = msgspec.msgpack.decode(raw)
+        for message in content["messages"]:
+            if "body" in message:
+                message["body"] = b64encode(message["body"]).decode()
+        return content
+
     def _serve(self, method: str) -> None:
         fake = self.server.fake
         parts = urlsplit(self.path)
         size = int(self.headers.get("Content-Length") or 0)
-        content = json.loads(self.rfile.read(size)) if size else None
+        content = self._content(self.rfile.read(size)) if size else None
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         with fake.changed:
             fake.calls.append((method, parts.path, content if content is not None else query))
