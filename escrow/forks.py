@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from typing import Final
 
@@ -12,12 +11,10 @@ from escrow.errors import Closed
 class _Process:
     """Changes its number with every fork. (To ask `getpid` for each message would be a system call each.)"""
 
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self.number = 0
+    number = 0
 
     def forked(self) -> None:
-        self.number = next(self._numbers)
+        self.number += 1
 
 
 _this: Final = _Process()

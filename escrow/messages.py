@@ -61,7 +61,7 @@ _DEDUP_KEY: Final = packed.text("dedup_key")
 def _begin(group: str, topic: str) -> bytes:
     """What most messages have in common."""
     names = {"group": group, "topic": topic}
-    return b"".join([packed.text(name) + packed.text(value) for name, value in names.items()]) + packed.text("born_at_ms")
+    return b"".join([packed.text(name) + packed.anything(value) for name, value in names.items()]) + packed.text("born_at_ms")
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Message:
         else:
             parts += (_BODY, packed.size_of(self.body), self.body)
         if self.dedup_key or dedup_key:
-            parts += (_DEDUP_KEY, packed.text(self.dedup_key or dedup_key))
+            parts += (_DEDUP_KEY, packed.anything(self.dedup_key or dedup_key))
             count += 1
         if self.key or self.tags or self.properties or self.check_immunity_s is not None or self.queue_id is not None:
             given = {

@@ -93,7 +93,10 @@ class CommitLog:
             at = offset % self.segment_bytes  # a frame lies in one segment
             if offset - at != start:
                 start = offset - at
-                content = memoryview(self.file.segment(start).buffer)
+                try:
+                    content = memoryview(self.file.segment(start).buffer)
+                except IndexError:
+                    return False
             if not frames.is_whole(content[at : at + size], offset):
                 return False
         return True

@@ -218,7 +218,7 @@ class EdgeStore:
         if not earlier and all(digests):  # mostly
             stop = following + len(messages)
             crcs = [crc32(message.body) for message in messages]
-            keys = dict(zip(digests, map(Known, range(following, stop), repeat(now_s), crcs), strict=False))
+            keys = dict(zip(digests, map(Known, range(following, stop), repeat(now_s), crcs), strict=True))
             if len(keys) == len(messages):
                 return range(following, stop), keys
             keys = {}

@@ -57,6 +57,8 @@ def test_the_server_takes_a_request():
     [
         ("key", "\ud800", "body"),
         ("key", 7, "messages[0].key"),
+        ("topic", 7, "messages[0].topic"),
+        ("dedup_key", 7, "messages[0].dedup_key"),
         ("properties", {"a": 1}, "messages[0].properties"),
         ("check_immunity_s", 1.5, "messages[0].check_immunity_s"),
         ("check_immunity_s", 1 << 64, "messages[0].check_immunity_s"),
@@ -66,7 +68,7 @@ def test_the_server_takes_a_request():
 )
 def test_what_escrow_does_not_take_it_refuses_itself(field, value, named):
     """Not the SDK, in the middle of a batch that others share: there the refusal finds its message."""
-    posting = posting_halves("orders", [Message("paid", b"", **{field: value})], [])
+    posting = posting_halves("orders", [Message(**{"topic": "paid", "body": b"", field: value})], [])
     with pytest.raises(InvalidRequest) as refused:
         wire.decode(posting.content, posting.media, wire.MessagesIn)
     assert refused.value.field == named

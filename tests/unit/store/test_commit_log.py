@@ -161,3 +161,13 @@ def test_an_op_frame_and_a_half_frame_share_the_log(log):
     log.append(frames.op_heads(ops, 0, 1), [frames.op_tail(op) for op in ops])
     kinds = [log.read(*frame).kind for batch in log.scan(0) for frame in batch.frames]
     assert kinds == [FrameKind.HALF, FrameKind.OP]
+
+
+def test_whether_many_frames_are_whole(log):
+    placed = [append(log, b"x" * 1000, b"y" * 1000) for _ in range(3)]  # each in a segment of its own
+    offsets, sizes = (np.concatenate([getattr(each, name) for each in placed]).tolist() for name in ("offsets", "sizes"))
+    assert log.are_whole(offsets, sizes)
+    assert not log.are_whole([*offsets, 5 * SEGMENT], [*sizes, 1120])  # there is no such segment
+    log.file.write(offsets[3] + 500, b"\xff")
+    assert not log.are_whole(offsets, sizes)
+    assert log.are_whole(offsets[:3] + offsets[4:], sizes[:3] + sizes[4:])
