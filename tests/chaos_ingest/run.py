@@ -15,7 +15,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from escrow import Barrier
+import msgspec
+
+from escrow import Barrier, packed
 from store.records import State
 from tests.chaos.service import ROOT
 from tests.chaos_ingest.plan import Life, Plan
@@ -105,7 +107,7 @@ class Run:
         """Kills the producer when its victim's half or end is on its way."""
         life, process = self._life, self._process
         if (life.point, route) == ("half_sent", "halves"):
-            hit = f'"key":"{life.victim}"'.encode() in body
+            hit = packed.text("key") + packed.text(life.victim) in body
         elif (life.point, route) == ("end_sent", "ends") and life.victim in self._ids:
             hit = self._ids[life.victim].encode() in body
         else:
@@ -117,7 +119,7 @@ class Run:
     def _answered(self, route: str, request: bytes, answer: bytes) -> None:
         if route == "halves":
             with suppress(KeyError):  # refused
-                for sent, half in zip(json.loads(request)["messages"], json.loads(answer)["halves"], strict=True):
+                for sent, half in zip(msgspec.msgpack.decode(request)["messages"], json.loads(answer)["halves"], strict=True):
                     self._ids[sent["key"]] = half["id"]
 
     # --- lives ------------------------------------------------------------------------------------------------------------
