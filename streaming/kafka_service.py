@@ -294,6 +294,7 @@ class KafkaJobService:
                 self._spark.streams.removeListener(self._listener)
         except Exception as error:  # the JVM may be gone, or too slow: the shards are closed all the same
             LOG.warning("stop: %s", one_line(error))
+        self.metrics.query_up.set(0)  # Spark tells the listener later, or not any more
 
     # --- a batch -----------------------------------------------------------------------------------------------------------------
     def _on_batch(self, rows: DataFrame, batch_id: int) -> None:

@@ -171,6 +171,7 @@ class JobService:
         with contextlib.suppress(Exception):  # the JVM may be gone, or too slow: the store is closed all the same
             query.stop()
             self._spark.streams.removeListener(self._listener)
+        self.metrics.query_up.set(0)  # Spark tells the listener later, or not any more
 
     def _close(self) -> None:
         if self._closed:
