@@ -232,8 +232,7 @@ def _measure(root: Path, cluster: Cluster, messages: int, rounds: int) -> dict[s
                 topic, function, arguments = work[kind]
                 cluster.create_topic(topic, PARTITIONS)
                 rates[kind].append(messages / sides[kind].took_s(function, *arguments))
-                if kind == "release":
-                    assert visible(cluster.bootstrap, topic) == messages
+                assert visible(cluster.bootstrap, topic) == messages
                 remove(cluster, topic)
             told = ", ".join(f"{kind} {rates[kind][-1]:.0f}/s" for kind in order)
             print(f"round {number}: {told}{' (warm-up)' if number < WARM_UPS else ''}", flush=True)
