@@ -1,4 +1,4 @@
-"""What goes to Escrow and what comes back, as plain values. How each looks in JSON is written beside it.
+"""What goes to Escrow and what comes back, as plain values. How each looks on the wire is written beside it.
 
 Message              what a producer sends; Half and Position say where it lies
 Outcome, End         what a producer says of a half; EndAnswer is what it hears, TransactionResult the whole story

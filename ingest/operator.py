@@ -169,11 +169,12 @@ class Operator:
 
     def _opened(self, action: Action) -> _Work:
         work = _Work(action, [])
-        for text in dict.fromkeys(action.ids):
-            try:
-                work.ids[self._sealer.open(text).half_offset] = text
-            except BadId as error:
-                work.note(Result(text, "refused", f"unknown id: {error}"))
+        texts = list(dict.fromkeys(action.ids))
+        for text, place in zip(texts, self._sealer.open_all(texts), strict=True):
+            if isinstance(place, BadId):
+                work.note(Result(text, "refused", f"unknown id: {place}"))
+            else:
+                work.ids[place.half_offset] = text
         work.targets = list(work.ids)
         return work
 

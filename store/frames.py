@@ -311,8 +311,7 @@ def frame_crc(frame: memoryview | bytes, commit_log_offset: int) -> int:
 
 def is_whole(frame: memoryview, commit_log_offset: int) -> bool:
     """Whether a frame of which place and size are known is what was written there."""
-    found: bool = _CRC.unpack_from(frame, CRC_AT)[0] == zlib.crc32(frame[CRC_FROM:], commit_log_offset & 0xFFFFFFFF)
-    return found
+    return bool(_CRC.unpack_from(frame, CRC_AT)[0] == frame_crc(frame, commit_log_offset))
 
 
 def encode_batch(heads: np.ndarray[Any, Any], tails: Sequence[Sequence[bytes]], commit_log_offset: int) -> bytearray:
