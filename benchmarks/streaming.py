@@ -144,7 +144,7 @@ def visible_s(root: Path, spark: SparkSession, prepare: Callable[[JobService], N
 
 
 def settled_per_s(root: Path, spark: SparkSession) -> float:
-    service = JobService(settings_at(root, "maxRecordsPerBatch=131072"))
+    service = JobService(settings_at(root))
     with running(service, spark), service._lock:
         append(service.settings.store_dir, BACKLOG_TRANSACTIONS, end=True)
         start_s = time.monotonic()

@@ -489,7 +489,7 @@ class Settings:
 
     _begin("The streaming job.")
     max_records_per_batch: int = _key(
-        "maxRecordsPerBatch", "count", "131072", "The most halves, and the most ops, in one micro-batch.", least=1, most=1 << 26
+        "maxRecordsPerBatch", "count", "262144", "The most halves, and the most ops, in one micro-batch.", least=1, most=1 << 26
     )
     spark_master: str = _key("sparkMaster", "text", '"local[2]"', "Where Spark runs: local[n], local[*] or spark://host:port.")
     spark_driver_memory_bytes: int = _key(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import socket
 import threading
@@ -528,7 +529,11 @@ def pieces_of(feed: Feed, table: StateTable) -> Iterator[Feed]:
         new = feed.halves["half_offset"][at] == feed.ops["half_offset"]
         sizes[new] = feed.halves["size_bytes"][at[new]]
     sizes[~np.isin(feed.ops["kind"], _WITH_BODIES)] = 0
-    piece = np.cumsum(sizes) // RELEASE_BYTES_MAX
+    ends = np.cumsum(sizes)
+    total = int(ends[-1]) if len(ends) else 0
+    # Alike, so that none is a transaction for a handful of messages; a tenth too much is no reason for another.
+    count = max(1, math.ceil(total / RELEASE_BYTES_MAX - 0.1))
+    piece = (ends - sizes) * count // max(1, total)
     # An ASKED record is several ops with one offset: never cut within.
     stops = [int(feed.ops["op_offset"][at + 1]) for at in np.flatnonzero(np.diff(piece)).tolist()]
     stops = sorted({stop for stop in stops if stop > feed.op_start})

@@ -110,7 +110,9 @@ def kafka_conf(settings: Settings) -> dict[str, str]:
         "spark.driver.host": settings.spark_driver_host,
         "spark.driver.bindAddress": "127.0.0.1" if local or settings.spark_driver_host == "127.0.0.1" else "0.0.0.0",
     }
-    if not local:
+    if local:
+        conf["spark.python.daemon.module"] = "streaming.worker_daemon"
+    else:
         # Executors are other processes, perhaps on other machines, which have their own temporary directory and their own Python.
         conf["spark.executor.memory"] = f"{settings.spark_executor_memory_bytes >> 20}m"
     return conf | _own_conf(settings.spark_conf_file)

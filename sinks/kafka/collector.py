@@ -10,13 +10,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 
 @contextmanager
 def no_collector() -> Iterator[None]:
     """No collections meanwhile; and what is there when this process is first here is never looked through again."""
-    if not gc.get_freeze_count():
-        gc.freeze()
+    _freeze()
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -24,3 +24,9 @@ def no_collector() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+@cache
+def _freeze() -> None:
+    """Once. (Whether it was done cannot be asked: `gc.get_freeze_count` counts all that is frozen, 5 ms for each task.)"""
+    gc.freeze()

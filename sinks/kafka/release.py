@@ -33,6 +33,7 @@ from confluent_kafka.admin import AclOperation, AdminClient
 
 from sinks.kafka import clients, contract, redo
 from sinks.kafka.collector import no_collector
+from sinks.kafka.contract import BORN_TIME, OURS, PARTITION, TOPIC, TRANSACTION_ID
 from store.consume_queue import REASON_SHIFT
 from store.records import OpKind, State, Via, check_count_of
 from store.redo_log import REDO, Marker, RedoKind, kinds_of, numbers_of
@@ -431,21 +432,22 @@ class _Attempt:
             self._op(_DISCARD_OPS[state], half_offset)
 
     def _window(self, entries: Array, kinds: Array, numbers: Array) -> None:
+        """Releases in their order, then what goes to Escrow's own topics in its order."""
         self.began_s = time.monotonic()
         halves = self._halves(np.unique(numbers))
-        columns = zip(kinds.tolist(), numbers.tolist(), entries["word"].tolist(), entries["position"].tolist(), strict=True)
-        for kind, half_offset, word, position in columns:
+        for half_offset in set(numbers.tolist()).difference(halves, self.refused):
+            self.refused[half_offset] = "the half is no longer in its partition: was it kept long enough?"
+        released = kinds == RedoKind.RELEASE
+        self._release(numbers[released].tolist(), halves)
+        ours = entries[~released]
+        columns = (numbers[~released], kinds[~released], ours["word"], ours["position"])
+        for half_offset, kind, word, position in zip(*(column.tolist() for column in columns), strict=True):
             if half_offset in self.refused:
                 continue
-            half = halves.get(half_offset)
-            if half is None:
-                self.refused[half_offset] = "the half is no longer in its partition: was it kept long enough?"
-            elif kind == RedoKind.RELEASE:
-                self._release(half_offset, half)
-            elif kind == RedoKind.DISCARD:
-                self._discard(half_offset, half, _REASONS[position >> REASON_SHIFT])
+            if kind == RedoKind.DISCARD:
+                self._discard(half_offset, halves[half_offset], _REASONS[position >> REASON_SHIFT])
             else:
-                self._check(half_offset, half, check_count_of(word))
+                self._check(half_offset, halves[half_offset], check_count_of(word))
 
     def _halves(self, wanted: Array) -> dict[int, Message]:
         found: dict[int, Message] = {}
@@ -454,30 +456,56 @@ class _Attempt:
         return found
 
     # --- effects ---
-    def _release(self, half_offset: int, half: Message) -> None:
-        topic, partition, born_ms = "", -1, int(half.timestamp()[1])
-        headers: _Headers = []
-        for header in contract.headers_of(half):
-            name = header[0]
-            if not name.startswith(contract.OURS):
-                headers.append(header)
-            elif name == contract.TOPIC:
-                topic = topic or _text(header[1])
-            elif name == contract.PARTITION:
-                partition = _number(header[1], -1)
-            elif name == contract.BORN_TIME:
-                born_ms = _number(header[1], born_ms)
-        value = half.value()
-        problem = self._problem(topic, partition)
-        if problem:
-            self.refused[half_offset] = problem
-            return
-        headers.append((contract.TRANSACTION_ID, self.place + b"%d" % half_offset))
-        self._send(half_offset, topic, value, key=half.key(), partition=partition, headers=headers, timestamp_ms=born_ms)
+    def _release(self, half_offsets: list[int], halves: Mapping[int, Any]) -> None:
+        """To their real topics. One loop with few calls: with one for each step it took a fifth more of the processor's time.
+        (`Any`: a message as the client gives it; its own types are wider.)"""
+        produce: Callable[..., None] = self.owner.producer.produce
+        place, refused = self.place, self.refused
+        careful = self.knows.anything or bool(self.singly)
+        topics: dict[bytes | None, str] = {}  # that take messages, by what the header says
+        sent = sent_bytes = 0
+        for first in range(0, len(half_offsets), COMPANY_MAX):
+            company = half_offsets[first : first + COMPANY_MAX]
+            report = partial(self._failed, company)
+            for half_offset in company:
+                if half_offset in refused:
+                    continue
+                half, named, partition, born_ms = halves[half_offset], None, -1, -1
+                headers: _Headers = []
+                for header in half.headers() or ():
+                    name = header[0]
+                    if not name.startswith(OURS):
+                        headers.append(header)
+                    elif name == TOPIC:
+                        named = named or header[1]
+                    elif name == PARTITION:
+                        partition = _number(header[1], -1)
+                    elif name == BORN_TIME:
+                        born_ms = _number(header[1], born_ms)
+                topic = topics.get(named, "") if partition < 0 else ""
+                if not topic:
+                    topic = topics[named] = self._topic(half_offset, named, partition)
+                    if not topic:
+                        continue
+                headers.append((TRANSACTION_ID, place + b"%d" % half_offset))
+                value, key = half.value(), half.key()
+                born_ms = born_ms if born_ms >= 0 else int(half.timestamp()[1])
+                if not careful:
+                    try:
+                        # All by place: the client, which is not Python, pays for names.
+                        produce(topic, value, key, partition, report, None, born_ms, headers)
+                        sent += 1
+                        sent_bytes += len(value) if value is not None else 0
+                        continue
+                    except (BufferError, KafkaException):
+                        pass  # below it is tried again, and what is wrong is looked at
+                self._send(half_offset, topic, value, key=key, partition=partition, headers=headers, timestamp_ms=born_ms)
+        self.messages += sent
+        self.bytes += sent_bytes
 
     def _discard(self, half_offset: int, half: Message, reason: bytes) -> None:
         number = b"%d" % half_offset
-        more = [(contract.TRANSACTION_ID, self.place + number), (contract.HALF_OFFSET, number), (contract.REASON, reason)]
+        more = [(TRANSACTION_ID, self.place + number), (contract.HALF_OFFSET, number), (contract.REASON, reason)]
         self._send(
             half_offset,
             self.topics.discard,
@@ -493,7 +521,7 @@ class _Attempt:
         group, key = contract.first_header(headers, contract.GROUP), half.key()
         mine: _Headers = [
             *((contract.KEY, value) for value in (key,) if value is not None),
-            (contract.TRANSACTION_ID, self.place + b"%d" % half_offset),
+            (TRANSACTION_ID, self.place + b"%d" % half_offset),
             (contract.HALF_PARTITION, b"%d" % self.target.partition),
             (contract.HALF_OFFSET, b"%d" % half_offset),
             (contract.CHECK_COUNT, b"%d" % check_count),
@@ -615,6 +643,14 @@ class _Attempt:
                 self.refused[half_offset] = failure.error.str()
                 self.knows.refuse(failure, self.times.get(half_offset, 0))
         self.singly.update(self.failed)
+
+    def _topic(self, half_offset: int, named: bytes | None, partition: int) -> str:
+        """The topic that a half names; "" if it takes no message: then it is refused."""
+        topic = _text(named)
+        problem = self._problem(topic, partition)
+        if problem:
+            self.refused[half_offset] = problem
+        return "" if problem else topic
 
     def _problem(self, topic: str, partition: int) -> str:
         """Why no message can go there; "" if it can. Asked before it is sent: a producer would wait for the topic."""

@@ -226,7 +226,7 @@ class Campaign:
         sessions = [job.process.pid, *(self.spark.sessions if self.spark is not None else [])]
         mark = {
             "jvm": "org.apache.spark.deploy.SparkSubmit",
-            "worker": "pyspark.daemon",
+            "worker": "daemon pyspark.worker",
             "executor": "CoarseGrainedExecutorBackend",
         }[kind]
         found = [pid for session in sessions for pid in processes(session, mark)]

@@ -152,10 +152,20 @@ def test_a_feed_is_cut_where_a_transaction_would_grow_too_large_and_never_within
     halves["half_offset"], halves["size_bytes"] = range(5), size
     ops["op_offset"], ops["half_offset"], ops["kind"] = [0, 1, 2, 2, 3, 4], [0, 1, 2, 3, 4, 4], kind
     pieces = list(pieces_of(Feed(0, 5, 0, 5, halves, ops), StateTable(tmp_path, 64)))
-    assert [(piece.op_start, piece.op_stop) for piece in pieces] == [(0, 1), (1, 2), (2, 4), (4, 5)]
+    assert [(piece.op_start, piece.op_stop) for piece in pieces] == [(0, 2), (2, 3), (3, 5)]
     assert np.concatenate([piece.ops["op_offset"] for piece in pieces]).tolist() == ops["op_offset"].tolist()
-    assert [len(piece.halves) for piece in pieces] == [5, 0, 0, 0]
-    assert [(piece.half_start, piece.half_stop) for piece in pieces] == [(0, 5), (5, 5), (5, 5), (5, 5)]
+    assert [len(piece.halves) for piece in pieces] == [5, 0, 0]
+    assert [(piece.half_start, piece.half_stop) for piece in pieces] == [(0, 5), (5, 5), (5, 5)]
+
+
+@pytest.mark.parametrize(("share", "counts"), [(0.0, [100]), (0.5, [100]), (1.09, [100]), (1.2, [50, 50]), (2.5, [34, 33, 33])])
+def test_pieces_of_a_feed_are_alike_and_a_little_too_much_makes_no_further_one(tmp_path, share, counts):
+    halves, ops = np.zeros(100, HALF), np.zeros(100, OP)
+    halves["half_offset"], halves["size_bytes"] = range(100), int(share * RELEASE_BYTES_MAX / 100)
+    ops["op_offset"], ops["half_offset"], ops["kind"] = range(100), range(100), OpKind.COMMIT
+    pieces = list(pieces_of(Feed(0, 100, 0, 100, halves, ops), StateTable(tmp_path, 128)))
+    assert [len(piece.ops) for piece in pieces] == counts
+    assert np.concatenate([piece.ops["op_offset"] for piece in pieces]).tolist() == list(range(100))
 
 
 @pytest.mark.parametrize(
