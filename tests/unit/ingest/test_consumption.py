@@ -412,7 +412,8 @@ def test_polls_of_several_groups_and_consumers_are_woken(tmp_path):
         await w.until(lambda: w.edge.consumption.figures()["polls_waiting"] == 3)
         await w.send(b"1", b"2", b"3")
         got = [bodies(await asyncio.wait_for(poll, 1)) for poll in polls]
-        assert got == [[b"1", b"2"], [b"3"], [b"1", b"2"]]
+        # Which of the two of group x is asked first nobody promises.
+        assert [*sorted(got[:2]), got[2]] == [[b"1", b"2"], [b"3"], [b"1", b"2"]]
 
     play(tmp_path, story)
 

@@ -203,7 +203,7 @@ def test_ends_are_final_and_may_be_said_again(call, topic):
 def test_an_id_that_is_none_is_refused(call, topic):
     assert end(call, pb.SendResultEntry(transaction_id="made up"), pb.COMMIT, topic) == pb.INVALID_TRANSACTION_ID
     (entry,) = send(call, message(topic)).entries
-    entry.transaction_id = entry.transaction_id[:-2] + "AA"
+    entry.transaction_id = entry.transaction_id[:-2] + ("AA" if not entry.transaction_id.endswith("AA") else "BA")
     assert end(call, entry, pb.COMMIT, topic) == pb.INVALID_TRANSACTION_ID
 
 
