@@ -265,7 +265,7 @@ class Consumption:
             del self._left[left], self._filters[left]
 
     async def _poll(self, ask: _Ask, wait_s: float) -> list[Delivery]:
-        deadline = self._loop.time() + wait_s
+        deadline, place = self._loop.time() + wait_s, self._waiting.place()
         while True:
             queues = await self._queues_of(ask.topic, ask.group, ask.begin)
             hand = self._empty_hand(ask)
@@ -277,7 +277,7 @@ class Consumption:
             if hand.more:
                 await asyncio.sleep(0)  # a filter passes over much: others may go on meanwhile
             else:
-                await self._waiting.wait(ask.topic, ask.group, min(left_s, self._due_in_s(queues)))
+                await self._waiting.wait(ask.topic, ask.group, min(left_s, self._due_in_s(queues)), place)
 
     def _empty_hand(self, ask: _Ask) -> Hand:
         now_ms = self._now_ms()

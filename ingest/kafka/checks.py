@@ -254,7 +254,8 @@ class KafkaChecks:
             left_s = deadline - loop.time()
             if handover.requests or left_s <= 0 or self._closing:
                 return handover
-            await self._waiting.wait(self._topic, group, min(left_s, self._linger_s / 3))
+            # A new place each time: one that passes over what is there must not stand in front of those who would take it.
+            await self._waiting.wait(self._topic, group, min(left_s, self._linger_s / 3), self._waiting.place())
 
     def _seen(self, group: str, member: str, via: str) -> None:
         self._polled_s[group] = time.monotonic()
