@@ -34,7 +34,7 @@ from ingest.flusher import make_flusher
 from store.edge import EdgeStore, End
 from store.ends import Answer
 from store.errors import FlushFailed, InvalidRecord, StoreError
-from store.frames import BATCH_MAX, Message
+from store.frames import BATCH_MAX, AlikeMessages, Message, bodies_of, joined
 
 #: Bodies taken into one cycle, and into one batch of the log; the rest waits for the next, behind the ends that came meanwhile.
 CYCLE_BYTES: Final = 8 << 20
@@ -141,11 +141,7 @@ class Committer:
     def _put_messages(
         self, queue: deque[_Work], messages: Sequence[Message], appended: Callable[[], None] | None = None
     ) -> asyncio.Future[Sequence[int]]:
-        size_bytes = MESSAGE_BYTES * len(messages)
-        for message in messages:
-            size_bytes += len(message.body)
-            if message.properties:
-                size_bytes += sum([len(name) + len(text) for name, text in message.properties.items()])
+        size_bytes = _size_bytes(messages)
         full = self.queued_bytes > 0 and self.queued_bytes + size_bytes > self._queued_bytes_max
         if full or self._ends_waiting >= ENDS_MAX:
             self.counters.refused_for_load += 1
@@ -223,7 +219,7 @@ class Committer:
     def _is_small(self, now_ms: int) -> bool:
         if self._calls or self._ends_waiting > SMALL_ENDS or self.queued_bytes > SMALL_BYTES:
             return False
-        halves, messages = ([message for work in queue for message in work.content] for queue in (self._halves, self._messages))
+        halves, messages = ([work.content for work in queue] for queue in (self._halves, self._messages))
         ops = self._ends_waiting + len(self._ends)
         size_bytes = self.queued_bytes + (END_BYTES + REMARK_BYTES * REMARK_CHARACTERS) * ops
         return self._store.has_room(halves, messages, ops, size_bytes, now_ms)
@@ -354,8 +350,7 @@ class Committer:
     def _append_together(self, group: list[_Work], append: Callable[..., Any], cycle: _Cycle) -> int:
         """One batch for several callers; alone when that is refused. How many messages went in."""
         try:
-            messages = group[0].content if len(group) == 1 else [message for work in group for message in work.content]
-            appended = append(messages, cycle.now_ms)
+            appended = append(joined([work.content for work in group]), cycle.now_ms)
         except InvalidRecord as error:
             if len(group) > 1:
                 return sum(self._append_together([work], append, cycle) for work in group)
@@ -401,6 +396,15 @@ class Committer:
     def _give_up(self, error: Exception) -> None:
         reason = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
         self._loop.call_soon_threadsafe(self.fail, reason)
+
+
+def _size_bytes(messages: Sequence[Message]) -> int:
+    """What messages take while they wait."""
+    size_bytes = MESSAGE_BYTES * len(messages) + sum(map(len, bodies_of(messages)))
+    if isinstance(messages, AlikeMessages):
+        return size_bytes  # without properties
+    properties = [message.properties for message in messages if message.properties]
+    return size_bytes + sum([len(name) + len(text) for given in properties for name, text in given.items()])
 
 
 def _end_batches(ends: list[End], batch_bytes: int) -> Iterator[list[End]]:

@@ -48,7 +48,7 @@ from store.directory import Geometry
 from store.edge import EdgeStore, End
 from store.ends import Answer, Verdict
 from store.errors import StoreError
-from store.frames import Message
+from store.frames import Message, are_same, groups_of
 from store.presence import Presence
 from store.progress import Progress, no_progress
 from store.published import EdgeSlot, JobSlot
@@ -272,7 +272,7 @@ class Edge:
         """Store halves, all or none; their transaction ids, in order, once they are durable."""
         return [id for id, _ in await self.store_halves(messages)]
 
-    async def store_halves(self, messages: Sequence[Message]) -> list[tuple[str, int]]:
+    async def store_halves(self, messages: Sequence[Message]) -> Sequence[tuple[str, int]]:
         """The same; (transaction id, half_offset) of each. The half_offset is -1 where a plug-in made the id."""
         self._refuse_if_standby("halves")
         if self.settings.reject_transactions:
@@ -282,12 +282,10 @@ class Edge:
         self._check_count(messages, "messages")
         with self.quotas.admit(messages, halves=True) as admitted:
             half_offsets = await self._committer.prepare(messages, admitted.appended)
-        groups, group_no = [message.group for message in messages], self.store.dictionary.group_no
-        if len(set(groups)) == 1:
-            ids = self._sealer.seal_all(half_offsets, group_no(groups[0]) or 0)
-        else:
-            ids = [self._sealer.seal(at, group_no(group) or 0) for at, group in zip(half_offsets, groups, strict=True)]
-        return list(zip(ids, half_offsets, strict=True))
+        groups, group_no = groups_of(messages), self.store.dictionary.group_no
+        if are_same(groups):
+            return self._sealer.seal_all(half_offsets, group_no(groups[0]) or 0)
+        return [(self._sealer.seal(at, group_no(group) or 0), at) for at, group in zip(half_offsets, groups, strict=True)]
 
     async def send(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
         """Store ordinary messages, all or none, visible without a transaction; (queue_id, queue_offset) of each, once durable."""

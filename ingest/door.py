@@ -375,7 +375,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Its body is not all there: whoever sent it may have to be refused before the rest comes."""
         self.cycle = None  # type: ignore[assignment]
         self._go_by_asgi()
-        self.cycle.body += straight.body
+        self.cycle.body += straight.take()
         self.cycle.message_event.set()
 
     def on_body(self, body: bytes) -> None:
@@ -385,7 +385,11 @@ class GuardedProtocol(HttpToolsProtocol):
             if self._drained_bytes > DRAINED_MAX_BYTES:
                 self.transport.abort()
             return
-        super().on_body(body)
+        cycle: Any = self.cycle  # also one of another kind than uvicorn knows
+        if isinstance(cycle, Straight):
+            cycle.put(body)
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():

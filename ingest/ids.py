@@ -29,7 +29,7 @@ from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,7 @@ _PADDING: Final = b"=" * (-ID_CHARACTERS % 4)
 _ID: Final = np.dtype([("head", "V15"), ("half_offset", "<i8"), ("group_no", "<i4"), ("seal", "V16"), ("padding", "V2")])
 _ID_STRIDE: Final = _ID.itemsize * 4 // 3
 assert _ID.itemsize % 3 == 0
+_TEXT: Final = np.dtype([("id", f"S{ID_CHARACTERS}"), ("filled", f"S{_ID_STRIDE - ID_CHARACTERS}")])
 _FILLED: Final = "A" * (_ID_STRIDE - ID_CHARACTERS)
 #: Fewer are sealed one by one: arrays cost more than they save.
 MANY: Final = 8
@@ -68,6 +69,34 @@ class Place(NamedTuple):
     shard: int
     half_offset: int
     group_no: int
+
+
+class Sealed(Sequence[tuple[str, int]]):
+    """(id, half_offset) of halves in a row: the ids as one text, for whoever writes many of them at once."""
+
+    __slots__ = ("_text", "first")
+
+    def __init__(self, text: bytes, first: int) -> None:
+        self._text, self.first = text, first
+
+    @property
+    def ids(self) -> npt.NDArray[np.bytes_]:
+        ids: npt.NDArray[np.bytes_] = np.frombuffer(self._text, _TEXT)["id"]
+        return ids
+
+    def __len__(self) -> int:
+        return len(self._text) // _ID_STRIDE
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[str, int]: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[tuple[str, int]]: ...
+    def __getitem__(self, at: int | slice) -> tuple[str, int] | list[tuple[str, int]]:
+        number = range(len(self))[at]
+        if isinstance(number, range):
+            return [self[each] for each in number]
+        begin = number * _ID_STRIDE
+        return self._text[begin : begin + ID_CHARACTERS].decode("ascii"), self.first + number
 
 
 class Sealer:
@@ -93,15 +122,14 @@ class Sealer:
             self._last = (block, group_no, shard), seals
         return _text(content, seals, half_offset).decode("ascii")
 
-    def seal_all(self, half_offsets: Sequence[int], group_no: int) -> list[str]:
-        """The same for many of one group."""
-        first, count = half_offsets[0], len(half_offsets)
-        if count < MANY or list(half_offsets) != list(range(first, first + count)):
-            return [self.seal(half_offset, group_no) for half_offset in half_offsets]
+    def seal_all(self, half_offsets: Sequence[int], group_no: int) -> Sequence[tuple[str, int]]:
+        """(id, half_offset) of many of one group."""
+        if not isinstance(half_offsets, range) or half_offsets.step != 1 or len(half_offsets) < MANY:
+            return [(self.seal(half_offset, group_no), half_offset) for half_offset in half_offsets]
+        first, stop = half_offsets.start, half_offsets.stop
         head, keyed = self._head(group_no), self._keyed[self._key_id]
-        seals = [_seals(keyed, head, block) for block in range(first // SEALS, (first + count - 1) // SEALS + 1)]
-        text = _texts(head, np.arange(first, first + count), b"".join(seals)[first % SEALS * SEAL_BYTES :]).decode("ascii")
-        return [text[at : at + ID_CHARACTERS] for at in range(0, len(text), _ID_STRIDE)]
+        seals = [_seals(keyed, head, block) for block in range(first // SEALS, (stop - 1) // SEALS + 1)]
+        return Sealed(_texts(head, np.arange(first, stop), b"".join(seals)[first % SEALS * SEAL_BYTES :]), first)
 
     def _head(self, group_no: int) -> bytes:
         """The content of an id of this group under the first key, whatever its half_offset."""

@@ -125,7 +125,7 @@ class PluggedEdge(Edge):
     async def end_inside(self, ends: Sequence[EndRequest]) -> list[EndAnswer]:
         return await super().end(ends)
 
-    async def store_halves(self, messages: Sequence[Message]) -> list[tuple[str, int]]:
+    async def store_halves(self, messages: Sequence[Message]) -> Sequence[tuple[str, int]]:
         ids = list(await self._ask("prepare", tuple(messages)))
         if len(ids) != len(messages) or not all(isinstance(id, str) for id in ids):
             raise self._broken("prepare", f"returned {len(ids)} ids for {len(messages)} halves")

@@ -33,7 +33,7 @@ from ingest.groups import Groups, Limits
 from ingest.watched import Watched
 from store.edge import EdgeStore
 from store.errors import StoreError
-from store.frames import Message
+from store.frames import Message, groups_of
 from store.pending import NEVER_S, OldestPending
 
 LOOK_S: Final = 1.0
@@ -108,7 +108,7 @@ class Quotas:
         groups = self._groups.get()
         if not groups.any_limit:
             return _FREE
-        counts = Counter([message.group for message in messages])
+        counts = Counter(groups_of(messages))
         now_s = self._clock_s()
         for group, count in counts.items():
             limits = groups.limits(group)

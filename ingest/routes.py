@@ -27,8 +27,7 @@ def _require_produce(exchange: Exchange, items: Sequence[wire.MessageIn] | Seque
 async def post_halves(exchange: Exchange) -> None:
     given = await exchange.body(wire.MessagesIn)
     _require_produce(exchange, given.messages)
-    stored = await exchange.edge.store_halves(wire.messages(given.messages))
-    await exchange.answer(wire.HalvesOut([wire.HalfOut(*half) for half in stored]))
+    await exchange.answer(wire.halves(await exchange.edge.store_halves(wire.messages(given.messages))))
 
 
 async def post_messages(exchange: Exchange) -> None:

@@ -46,10 +46,10 @@ class Straight:
 
     __slots__ = (
         "_began",
+        "_content",
         "_ended",
         "_scope",
         "_steps",
-        "body",
         "default_headers",
         "disconnected",
         "keep_alive",
@@ -73,15 +73,15 @@ class Straight:
         self._scope: dict[str, Any] | None = scope
         self.transport, self.default_headers = transport, default_headers
         self.keep_alive, self.on_response = keep_alive, on_response
-        self.body, self.more_body = bytearray(), True
+        self._content, self.more_body = b"", True
         self.disconnected = self.response_started = self.response_complete = self.waiting_for_100_continue = False
         self._steps: Coroutine[Any, Any, None] | None = None
         self._began: set[Straight] = set()
         self._ended: asyncio.Future[None] | None = None
 
     # --- the application's side ------------------------------------------------------------------------------------------------
-    def take(self) -> bytes | None:
-        content, self.body = bytes(self.body), bytearray()
+    def take(self) -> bytes:
+        content, self._content = self._content, b""
         return content
 
     def answer(self, status: int, headers: Headers, content: bytes) -> bool:
@@ -96,6 +96,10 @@ class Straight:
         return True
 
     # --- the door's side ----------------------------------------------------------------------------------------------------------
+    def put(self, body: bytes) -> None:
+        """A piece of the body; mostly it is all of it."""
+        self._content = self._content + body if self._content else body
+
     def run(self, application: Any, began: set[Straight]) -> None:
         """The body is there: begin. It is among `began` until it is through."""
         scope, self._scope = self._scope, None  # it knows us as `Whole`

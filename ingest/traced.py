@@ -57,7 +57,7 @@ class TracedEdge(Edge):
         self.tracer.close()
 
     # --- halves -----------------------------------------------------------------------------------------------------------------
-    async def store_halves(self, messages: Sequence[Message]) -> list[tuple[str, int]]:
+    async def store_halves(self, messages: Sequence[Message]) -> Sequence[tuple[str, int]]:
         spans = [
             self.tracer.begin(f"half {message.topic}", message.properties, {"escrow.group": message.group}) for message in messages
         ]

@@ -8,19 +8,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import astuple
 
 from ingest.checks import CheckRequest
 from ingest.core import EndAnswer, EndRequest, JobState
 from ingest.deliveries import DeadLetter, Delivery, shown_properties
 from ingest.errors import InvalidRequest, UnsupportedMedia
 from ingest.history import Inspected, Transaction
+from ingest.ids import ID_CHARACTERS, Sealed
 from ingest.listings import Listed, ListPage, Query
 from ingest.operator import Action, Audited, Done
-from store.frames import CHECK_IMMUNITY_TIME_IN_SECONDS, KEYS, NAME_MAX_BYTES, NO_HOST, NO_PROPERTIES, REAL_TOPIC, TAGS, Message
+from store.frames import (
+    CHECK_IMMUNITY_TIME_IN_SECONDS,
+    KEYS,
+    NAME_MAX_BYTES,
+    NO_HOST,
+    NO_PROPERTIES,
+    REAL_TOPIC,
+    TAGS,
+    AlikeMessages,
+    Message,
+    are_same,
+)
 from store.records import IMMUNITY_MAX_S, parse_immunity_s
 
 PROPERTIES_MAX: Final = 256
@@ -469,7 +485,6 @@ class Problem(Struct, omit_defaults=True):
 # --- encoding -------------------------------------------------------------------------------------------------------------
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
-_json_encoder, _msgpack_encoder = msgspec.json.Encoder(), msgspec.msgpack.Encoder()
 _decoders: dict[tuple[Any, bool], Any] = {}
 
 
@@ -492,6 +507,50 @@ def accepted_media(accept: bytes | None, otherwise: str) -> str:
     if b"msgpack" in accept:
         return MSGPACK
     return JSON if b"json" in accept else otherwise
+
+
+# Halves in a row that were stored together are written in columns, byte for byte as the encoders would write them: half an answer's
+# time goes into objects otherwise, which live for no longer than that.
+_LAST_DIGITS: Final = np.array([b"%04d" % number for number in range(10_000)])
+
+
+@lru_cache
+def _row(before: int, between: int, number: str, after: int) -> np.dtype[np.void]:
+    """A half in an answer: so many bytes before the id, between it and what differs of the half_offset, and behind that."""
+    names, id = ("before", "id", "between", "number", "after"), f"S{ID_CHARACTERS}"
+    return np.dtype(list(zip(names, (f"V{before}", id, f"V{between}", number, f"V{after}"), strict=True)))
+
+
+def _rows(sealed: Sealed, before: bytes, between: bytes, numbers: npt.NDArray[Any], after: bytes) -> bytes:
+    row = _row(len(before), len(between), numbers.dtype.str, len(after))
+    template = before + bytes(ID_CHARACTERS) + between + bytes(numbers.dtype.itemsize) + after
+    rows = np.frombuffer(bytearray(template * len(sealed)), row)
+    rows["id"], rows["number"] = sealed.ids, numbers
+    return rows.tobytes()
+
+
+def _as_json(answer: Any) -> Any:
+    if not isinstance(answer, Sealed):
+        raise NotImplementedError(f"{type(answer).__name__} is not for an answer")
+    high, low = divmod(answer.first, len(_LAST_DIGITS))
+    if not high or low + len(answer) > len(_LAST_DIGITS):  # they differ in more than their last digits
+        return [HalfOut(*half) for half in answer]
+    rows = _rows(answer, b'{"id":"', b'","half_offset":%d' % high, _LAST_DIGITS[low : low + len(answer)], b"},")
+    return msgspec.Raw(b"[%b]" % rows[:-1])
+
+
+def _as_msgpack(answer: Any) -> Any:
+    if not isinstance(answer, Sealed):
+        raise NotImplementedError(f"{type(answer).__name__} is not for an answer")
+    first, stop = answer.first, answer.first + len(answer)
+    if first <= 0xFFFF or stop > 1 << 32 or not 16 <= len(answer) <= 0xFFFF:  # other lengths of numbers
+        return [HalfOut(*half) for half in answer]
+    numbers = np.arange(first, stop).astype(">u4")
+    rows = _rows(answer, b"\x82\xa2id\xd9%c" % ID_CHARACTERS, b"\xabhalf_offset\xce", numbers, b"")
+    return msgspec.Raw(b"\xdc%b%b" % (len(answer).to_bytes(2, "big"), rows))
+
+
+_json_encoder, _msgpack_encoder = msgspec.json.Encoder(enc_hook=_as_json), msgspec.msgpack.Encoder(enc_hook=_as_msgpack)
 
 
 def encode(answer: Any, media: str) -> bytes:
@@ -541,8 +600,29 @@ def _invalid(error: msgspec.ValidationError) -> InvalidRequest:
 assert len(Message._fields) == 12  # see _message
 
 
-def messages(items: Sequence[MessageIn]) -> list[Message]:
-    return [_message(item, number) for number, item in enumerate(items)]
+#: So many messages, and more, are worth a look at whether they are alike.
+ALIKE_MIN: Final = 8
+
+
+def messages(items: Sequence[MessageIn]) -> Sequence[Message]:
+    alike = _alike(items) if len(items) >= ALIKE_MIN else None
+    return [_message(item, number) for number, item in enumerate(items)] if alike is None else alike
+
+
+def _alike(items: Sequence[MessageIn]) -> AlikeMessages | None:
+    """The same where nothing sets one apart from the others but what is in it; None where something does, or is wrong."""
+    groups, topics, bodies, texts, keys, tags, properties, immunities, born, dedup_keys, queue_ids, flags = zip(
+        *map(astuple, items), strict=True
+    )
+    if not are_same(groups) or not are_same(topics) or any(map(any, (keys, tags, properties, immunities, flags))):
+        return None
+    if queue_ids.count(None) < len(items):
+        return None
+    if UNSET not in bodies and texts.count(UNSET) == len(items):
+        return AlikeMessages(groups[0], topics[0], bodies, dedup_keys, born)
+    if UNSET not in texts and bodies.count(UNSET) == len(items):
+        return AlikeMessages(groups[0], topics[0], [text.encode() for text in texts], dedup_keys, born)
+    return None
 
 
 def _message(item: MessageIn, number: int) -> Message:
@@ -566,6 +646,12 @@ def _message(item: MessageIn, number: int) -> Message:
         (item.group, item.topic, body, properties, item.queue_id, item.born_at_ms, NO_HOST, 0, immunity_s, item.flag,
          item.dedup_key, NO_PROPERTIES),
     )  # fmt: skip
+
+
+def halves(stored: Sequence[tuple[str, int]]) -> HalvesOut:
+    if isinstance(stored, Sealed):
+        return HalvesOut(stored)  # type: ignore[arg-type]  # encoded by `_as_json` or `_as_msgpack`
+    return HalvesOut([HalfOut(*half) for half in stored])
 
 
 def ends(items: Sequence[EndIn]) -> list[EndRequest]:

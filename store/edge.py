@@ -47,7 +47,7 @@ from store.errors import (
     SegmentGone,
     StoreUnusable,
 )
-from store.frames import Frame, FrameKind, Message, Op
+from store.frames import AlikeMessages, Frame, FrameKind, Message, Op
 from store.pending import PendingByGroup
 from store.progress import Progress, no_progress
 from store.published import EDGE_MAGIC, JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
@@ -58,6 +58,8 @@ PROPERTIES_ROOM_BYTES: Final = 32 << 10
 #: What a producer may use of that, key, tags and dedup key included; the rest is for what a dead letter says besides.
 PROPERTIES_MAX_BYTES: Final = 30 << 10
 _NO_HALF: Final = -1
+#: What follows the heads of a batch, in columns.
+Tails = Sequence[Sequence[bytes]]
 #: What a producer says of nearly every half.
 _PLAIN_ENDS: Final = frozenset({OpKind.COMMIT, OpKind.ROLLBACK})
 #: So many messages, or ends, of a batch, and more, are worth a look at whether they are alike.
@@ -200,7 +202,7 @@ class EdgeStore:
                 # Several messages of this batch may lead to one new half: the first of them is stored.
                 firsts = {offset: number for number, offset in reversed(list(enumerate(offsets))) if offset >= self.half_end}
                 fresh = sorted(firsts.values())
-                heads, tails = heads[fresh], [tails[number] for number in fresh]
+                heads, tails = heads[fresh], [[column[number] for number in fresh] for column in tails]
             if keys:  # room for those that wait for their flush, too
                 self.dedup.ensure(len(self._keys) + len(keys), now_ms // 1000)
             ticket = self._append_fresh(heads, tails) if len(heads) else self.log.end
@@ -209,38 +211,37 @@ class EdgeStore:
 
     def _sift(self, messages: Sequence[Message], heads: Any, now_s: int) -> tuple[Sequence[int], dict[bytes, Known]]:
         """(half_offset of each message, keys to remember): an offset before half_end is an earlier half with the same dedup key."""
-        following, keys = self.half_end, dict[bytes, Known]()
-        if not any(message.dedup_key for message in messages):
+        following, keys, given = self.half_end, dict[bytes, Known](), frames.dedup_keys_of(messages)
+        if not any(given):
             return range(following, following + len(messages)), keys
-        pairs = zip(messages, heads["group_no"].tolist(), strict=True)
-        digests = [digest_of(group_no, message.dedup_key) if message.dedup_key else b"" for message, group_no in pairs]
+        digests = [
+            digest_of(group_no, key) if key else b"" for key, group_no in zip(given, heads["group_no"].tolist(), strict=True)
+        ]
         earlier = self._known(digests, now_s)
+        crcs = [crc32(body) for body in frames.bodies_of(messages)]
         if not earlier and all(digests):  # mostly
             stop = following + len(messages)
-            crcs = [crc32(message.body) for message in messages]
             keys = dict(zip(digests, map(Known, range(following, stop), repeat(now_s), crcs), strict=True))
             if len(keys) == len(messages):
                 return range(following, stop), keys
             keys = {}
         offsets: list[int] = []
-        for number, (message, digest) in enumerate(zip(messages, digests, strict=True)):
-            known = None
-            if digest:
-                body_crc = crc32(message.body)
-                known = keys.get(digest) or earlier.get(digest)
-                if known is None:
+        for number, (digest, body_crc) in enumerate(zip(digests, crcs, strict=True)):
+            known = keys.get(digest) or earlier.get(digest)
+            if known is None:
+                if digest:
                     keys[digest] = Known(following, now_s, body_crc)
-                elif known.body_crc != body_crc:
-                    error = DuplicateKey(
-                        f"dedup_key: {message.dedup_key!r} was used for another body within the window; use one key for one message"
-                    )
-                    error.number = number
-                    raise error
+            elif known.body_crc != body_crc:
+                error = DuplicateKey(
+                    f"dedup_key: {given[number]!r} was used for another body within the window; use one key for one message"
+                )
+                error.number = number
+                raise error
             offsets.append(following if known is None else known.half_offset)
             following += known is None
         return offsets, keys
 
-    def _append_fresh(self, heads: np.ndarray[Any, Any], tails: Sequence[Sequence[bytes]]) -> int:
+    def _append_fresh(self, heads: np.ndarray[Any, Any], tails: Tails) -> int:
         first, count = self.half_end, len(heads)
         self.half_queue.file.ensure((first + count) * ENTRY.itemsize)
         self.ends_table.ensure(first, first + count)
@@ -281,43 +282,37 @@ class EdgeStore:
             appended = self._after_ops(first, placed, [_NO_HALF] * len(messages), taken)
             return Appended(appended.offsets, appended.ticket, positions)
 
-    def _encode_messages(self, messages: Sequence[Message], kind: FrameKind, now_ms: int) -> tuple[Any, list[tuple[bytes, bytes]]]:
+    def _encode_messages(self, messages: Sequence[Message], kind: FrameKind, now_ms: int) -> tuple[Any, Tails]:
         """(heads without places, tails) of messages; refuses what the store will not take."""
         if not messages:
             raise InvalidRecord("messages: the batch is empty; send at least one")
         try:
-            if len(messages) >= ALIKE_MIN and (alike := self._encode_alike(messages, kind, now_ms)) is not None:
-                return alike
+            alike = AlikeMessages.of(messages) if len(messages) >= ALIKE_MIN else None
+            if alike is not None and (found := self._encode_alike(alike, kind, now_ms)) is not None:
+                return found
             encoded = [self._encode_message(message, kind, now_ms) for message in messages]
         except InvalidRecord as error:
             error.number = self._first_refused(messages, kind, now_ms)
             raise
         heads = np.frombuffer(bytearray(b"".join([head for head, _ in encoded])), frames.HALF_HEAD)
-        return heads, [tail for _, tail in encoded]
+        return heads, list(zip(*[tail for _, tail in encoded], strict=True))
 
-    def _encode_alike(
-        self, messages: Sequence[Message], kind: FrameKind, now_ms: int
-    ) -> tuple[Any, list[tuple[bytes, bytes]]] | None:
-        """The same for messages of one group for one topic that ask for nothing special: their heads differ from the first one's
-        in a few numbers, which are set for all at once. None: they are not alike, or one is to be refused."""
-        groups, topics, bodies, properties, queue_ids, born, hosts, ports, immunities, flags, keys, own = zip(
-            *messages, strict=True
-        )
-        same = all(values.count(values[0]) == len(values) for values in (groups, topics, queue_ids, hosts))
-        if not same or queue_ids[0] is not None or any(map(any, (properties, ports, immunities, flags, own))):
-            return None
-        head, (_, encoded) = self._encode_message(messages[0]._replace(body=b"", dedup_key=""), kind, now_ms)
-        tails = [encoded + key for key in frames.encode_dedup_keys(keys)]
-        body_sizes, tail_sizes = list(map(len, bodies)), list(map(len, tails))
+    def _encode_alike(self, messages: AlikeMessages, kind: FrameKind, now_ms: int) -> tuple[Any, Tails] | None:
+        """The same for messages that are alike: their heads differ from the first one's in a few numbers, which are set for all at
+        once. None: one is to be refused."""
+        head, (_, encoded) = self._encode_message(messages[0]._replace(body=b"", dedup_key="", born_at_ms=0), kind, now_ms)
+        tails = [encoded + key for key in frames.encode_dedup_keys(messages.dedup_keys)]
+        body_sizes, tail_sizes = list(map(len, messages.bodies)), list(map(len, tails))
         if max(body_sizes) > self.max_body_bytes or max(tail_sizes) > PROPERTIES_MAX_BYTES:
             return None
         heads = np.frombuffer(bytearray(head * len(messages)), frames.HALF_HEAD)
-        try:
-            heads["born_at_ms"] = [time_ms or now_ms for time_ms in born]
-        except OverflowError:
-            return None
+        if any(messages.born_at_ms):
+            try:
+                heads["born_at_ms"] = [time_ms or now_ms for time_ms in messages.born_at_ms]
+            except OverflowError:
+                return None
         heads["body_bytes"], heads["properties_bytes"] = body_sizes, tail_sizes
-        return heads, list(zip(bodies, tails, strict=True))
+        return heads, (messages.bodies, tails)
 
     def _first_refused(self, messages: Sequence[Message], kind: FrameKind, now_ms: int) -> int:
         for number, message in enumerate(messages):
@@ -402,12 +397,14 @@ class EdgeStore:
             queues = asked[free].astype(np.int64) - 0x8000
             asked[free] = heads["queue_offset"][free] % queues
 
-    def has_room(self, halves: Sequence[Message], messages: Sequence[Message], ops: int, size_bytes: int, now_ms: int) -> bool:
+    def has_room(
+        self, halves: Sequence[Sequence[Message]], messages: Sequence[Sequence[Message]], ops: int, size_bytes: int, now_ms: int
+    ) -> bool:
         """Whether these halves, ordinary messages, so many ops and so many bytes of frames go into files that are there, under
         names that are known: then appending makes no file and flushes none, and may be done where nobody may wait for the disk."""
-        log, half_end, routes = self.log, self.half_end + len(halves), self._routes
-        ops += len(messages)  # an ordinary message has its place among the ops
-        keys = sum([bool(half.dedup_key) for half in halves])
+        log, half_end, routes = self.log, self.half_end + sum(map(len, halves)), self._routes.keys()
+        ops += sum(map(len, messages))  # an ordinary message has its place among the ops
+        keys = sum([sum(map(bool, frames.dedup_keys_of(some))) for some in halves])
         return (
             log.segment_bytes - log.end % log.segment_bytes > 2 * size_bytes
             and log.file.end > log.end
@@ -415,7 +412,7 @@ class EdgeStore:
             and (not ops or self.op_queue.file.end >= (self.op_end + ops) * ENTRY.itemsize)
             and self.ends_table.file.end >= half_end
             and self.dedup.has_room(len(self._keys) + keys if keys else 0, now_ms // 1000)
-            and all((message.group, message.topic) in routes for message in (*halves, *messages))
+            and all(frames.routes_of(some) <= routes for some in (*halves, *messages))
         )
 
     # --- ends ---------------------------------------------------------------------------------------------------------
@@ -471,7 +468,7 @@ class EdgeStore:
         group_no = int(recent["group_no"][0])
         heads = frames.op_heads_of(half_offsets, kinds, vias, positions, first_op_offset=self.op_end, now_ms=now_ms)
         heads["group_no"] = group_no
-        self._append_op_frames(heads, [()] * len(ends), half_offsets, taken)
+        self._append_op_frames(heads, (), half_offsets, taken)
         self.ended.update(kinds)
         self.pending.end_all(half_offsets, group_no)
         states = [STATE_OF_OP[kind] for kind in kinds]
@@ -553,12 +550,10 @@ class EdgeStore:
             return half_offset
 
     def _append_ops(self, ops: Sequence[Op], now_ms: int, taken: dict[int, int]) -> Appended:
-        heads, tails = frames.op_heads(ops, self.op_end, now_ms), [frames.op_tail(op) for op in ops]
-        return self._append_op_frames(heads, tails, [ASKED_TAG if op.kind == OpKind.ASKED else op.half_offset for op in ops], taken)
+        tags = [ASKED_TAG if op.kind == OpKind.ASKED else op.half_offset for op in ops]
+        return self._append_op_frames(frames.op_heads(ops, self.op_end, now_ms), frames.op_tails(ops), tags, taken)
 
-    def _append_op_frames(
-        self, heads: np.ndarray[Any, Any], tails: Sequence[Sequence[bytes]], tags: Sequence[int], taken: dict[int, int]
-    ) -> Appended:
+    def _append_op_frames(self, heads: np.ndarray[Any, Any], tails: Tails, tags: Sequence[int], taken: dict[int, int]) -> Appended:
         first = self.op_end
         self.op_queue.file.ensure((first + len(heads)) * ENTRY.itemsize)
         return self._after_ops(first, self._append(heads, tails), tags, taken)
@@ -661,7 +656,7 @@ class EdgeStore:
 
         return self._commit.begin(start)
 
-    def _append(self, heads: np.ndarray[Any, Any], tails: Sequence[Sequence[bytes]]) -> Placed:
+    def _append(self, heads: np.ndarray[Any, Any], tails: Tails) -> Placed:
         end = self.log.end
         try:
             return self.log.append(heads, tails)

@@ -54,9 +54,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
-from operator import itemgetter
+from itertools import chain
+from operator import add, attrgetter, itemgetter
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, overload
 
 import numpy as np
 
@@ -208,6 +209,93 @@ class Message(NamedTuple):
     own: Mapping[str, str] = NO_PROPERTIES
 
 
+class AlikeMessages(Sequence[Message]):
+    """Messages of one group for one topic that ask for nothing special, in columns: nearly all that come many at a time."""
+
+    __slots__ = ("bodies", "born_at_ms", "born_host", "dedup_keys", "group", "topic")
+
+    def __init__(
+        self,
+        group: str,
+        topic: str,
+        bodies: Sequence[bytes],
+        dedup_keys: Sequence[str],
+        born_at_ms: Sequence[int],
+        *,
+        born_host: bytes = NO_HOST,
+    ) -> None:
+        self.group, self.topic, self.born_host = group, topic, born_host
+        self.bodies, self.dedup_keys, self.born_at_ms = bodies, dedup_keys, born_at_ms
+
+    @classmethod
+    def of(cls, messages: Sequence[Message]) -> AlikeMessages | None:
+        """The same messages; None where they are not alike."""
+        if isinstance(messages, cls):
+            return messages
+        groups, topics, bodies, properties, queue_ids, born, hosts, ports, immunities, flags, keys, own = zip(
+            *messages, strict=True
+        )
+        same = all(are_same(values) for values in (groups, topics, queue_ids, hosts))
+        if not same or queue_ids[0] is not None or any(map(any, (properties, ports, immunities, flags, own))):
+            return None
+        return cls(groups[0], topics[0], bodies, keys, born, born_host=hosts[0])
+
+    def goes_with(self, other: Sequence[Message]) -> bool:
+        """Whether both together are alike, too."""
+        return isinstance(other, AlikeMessages) and (self.group, self.topic, self.born_host) == (
+            other.group, other.topic, other.born_host
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    @overload
+    def __getitem__(self, at: int) -> Message: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Message]: ...
+    def __getitem__(self, at: int | slice) -> Message | list[Message]:
+        if isinstance(at, slice):
+            return [self[number] for number in range(*at.indices(len(self)))]
+        message = Message(self.group, self.topic, self.bodies[at])
+        return message._replace(born_at_ms=self.born_at_ms[at], born_host=self.born_host, dedup_key=self.dedup_keys[at])
+
+
+def are_same(values: Sequence[object]) -> bool:
+    return values.count(values[0]) == len(values)
+
+
+def joined(parts: Sequence[Sequence[Message]]) -> Sequence[Message]:
+    """All of them as one, in columns where they are alike."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if not isinstance(first, AlikeMessages) or not all(map(first.goes_with, parts)):
+        return [message for part in parts for message in part]
+    bodies, keys, born = (
+        list(chain.from_iterable(map(attrgetter(name), parts))) for name in ("bodies", "dedup_keys", "born_at_ms")
+    )
+    return AlikeMessages(first.group, first.topic, bodies, keys, born, born_host=first.born_host)
+
+
+def routes_of(messages: Sequence[Message]) -> set[tuple[str, str]]:
+    """(group, topic) of messages."""
+    if isinstance(messages, AlikeMessages):
+        return {(messages.group, messages.topic)}
+    return {(message.group, message.topic) for message in messages}
+
+
+def groups_of(messages: Sequence[Message]) -> Sequence[str]:
+    return [messages.group] * len(messages) if isinstance(messages, AlikeMessages) else [message.group for message in messages]
+
+
+def bodies_of(messages: Sequence[Message]) -> Sequence[bytes]:
+    return messages.bodies if isinstance(messages, AlikeMessages) else [message.body for message in messages]
+
+
+def dedup_keys_of(messages: Sequence[Message]) -> Sequence[str]:
+    return messages.dedup_keys if isinstance(messages, AlikeMessages) else [message.dedup_key for message in messages]
+
+
 class Op(NamedTuple):
     """What is said about a half, as the op log keeps it."""
 
@@ -315,22 +403,26 @@ def is_whole(frame: memoryview, commit_log_offset: int) -> bool:
 
 
 def encode_batch(heads: np.ndarray[Any, Any], tails: Sequence[Sequence[bytes]], commit_log_offset: int) -> bytearray:
-    """Frames of one batch as one piece of bytes: heads filled in but for sizes, batch fields and CRC; tails follow each head.
+    """Frames of one batch as one piece of bytes: heads filled in but for sizes, batch fields and CRC. `tails` are columns: each has
+    something for every frame, and they follow its head one after another.
 
     Numbers are set for all frames at once; only the CRC is a loop.
     """
     count, width = len(heads), heads.dtype.itemsize
-    sizes = [width + len(tail[0]) + len(tail[1]) if len(tail) == 2 else width + sum(map(len, tail)) for tail in tails]
+    sizes = [width] * count
+    for column in tails:
+        sizes = list(map(add, sizes, map(len, column)))
     heads["size_bytes"], heads["magic"] = sizes, MAGIC
     heads["batch_length"], heads["batch_index"] = count, np.arange(count)
     raw = heads.tobytes()
-    if sum(sizes) == len(raw):  # most ops have no tail
+    if not tails:  # as of most ops
         data = bytearray(raw)
     else:
-        parts: list[bytes] = []
-        for number, tail in enumerate(tails):
-            parts.append(raw[number * width : number * width + width])
-            parts += tail
+        stride = 1 + len(tails)
+        parts: list[bytes] = [b""] * (stride * count)
+        parts[::stride] = [raw[at : at + width] for at in range(0, len(raw), width)]
+        for number, column in enumerate(tails, 1):
+            parts[number::stride] = column
         data = bytearray().join(parts)
     view, crc32, pack_into, at = memoryview(data), zlib.crc32, _CRC.pack_into, 0
     for size in sizes:
@@ -372,8 +464,9 @@ def op_heads_of(
     return heads
 
 
-def op_tail(op: Op) -> tuple[bytes, ...]:
-    return (op.detail, np.asarray(op.asked, "<i8").tobytes()) if op.asked else (op.detail,)
+def op_tails(ops: Sequence[Op]) -> list[list[bytes]]:
+    """What follows the heads of ops, for `encode_batch`."""
+    return [[op.detail for op in ops], [np.asarray(op.asked, "<i8").tobytes() if op.asked else b"" for op in ops]]
 
 
 def encode_detail(actor: str = "", remark: str = "") -> bytes:

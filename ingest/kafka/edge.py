@@ -215,7 +215,7 @@ class KafkaEdge(Edge):
         raise NotInKafkaMode("in Kafka mode the op topic is the audit: what operators did bears escrow-via: operator")
 
     # --- halves and messages -------------------------------------------------------------------------------------------------
-    async def store_halves(self, messages: Sequence[Message]) -> list[tuple[str, int]]:
+    async def store_halves(self, messages: Sequence[Message]) -> Sequence[tuple[str, int]]:
         """(transaction id, half_offset) of each, once Kafka has them all."""
         self._refuse_if_standby("halves")
         if self.settings.reject_transactions:

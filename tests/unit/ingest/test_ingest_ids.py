@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
 
 import pytest
 
@@ -24,11 +25,13 @@ def test_an_id_opens_to_what_was_sealed():
 
 def test_many_are_sealed_as_one_by_one():
     sealer = Sealer([KEY, OTHER_KEY], STORE)
-    rows = [list(range(first, first + count)) for first in (0, 1, 6, 7, 2**40 + 3) for count in (1, 7, 8, 9, 100)]
-    for half_offsets in [*rows, [5] * 12, [*range(20), 3], [9, *range(30)], list(range(30))[::-1]]:
-        ids = sealer.seal_all(half_offsets, 70_000)
-        assert ids == [sealer.seal(half_offset, 70_000) for half_offset in half_offsets]
-        assert [sealer.open(id) for id in ids] == [Place(0, half_offset, 70_000) for half_offset in half_offsets]
+    rows: list[Sequence[int]] = [range(first, first + count) for first in (0, 1, 6, 7, 2**40 + 3) for count in (1, 7, 8, 9, 100)]
+    for half_offsets in [*rows, [5] * 12, [*range(20), 3], [9, *range(30)], range(30)[::-1], range(0, 60, 2)]:
+        sealed = sealer.seal_all(half_offsets, 70_000)
+        assert list(sealed) == [(sealer.seal(half_offset, 70_000), half_offset) for half_offset in half_offsets]
+        assert [sealer.open(id) for id, _ in sealed] == [Place(0, half_offset, 70_000) for half_offset in half_offsets]
+        assert list(sealed[1:-1]) == list(sealed)[1:-1]
+        assert sealed[-1] == list(sealed)[-1]
 
 
 def test_many_are_opened_as_one_by_one():

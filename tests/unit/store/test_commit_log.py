@@ -22,7 +22,7 @@ def log(tmp_path):
 def append(log, *bodies):
     heads = np.zeros(len(bodies), frames.HALF_HEAD)
     heads["kind"], heads["body_bytes"] = FrameKind.HALF, [len(body) for body in bodies]
-    return log.append(heads, [(body,) for body in bodies])
+    return log.append(heads, [bodies])
 
 
 def bodies_of(log, start=0):
@@ -72,7 +72,7 @@ def test_a_batch_that_fills_a_segment_exactly_fits_and_one_byte_more_does_not(lo
 
 def test_more_messages_than_a_batch_can_number_are_refused(log):
     with pytest.raises(BatchTooLarge, match="65535"):
-        log.append(np.zeros(65_536, frames.OP_HEAD), [()] * 65_536)
+        log.append(np.zeros(65_536, frames.OP_HEAD), ())
     assert log.end == 0
 
 
@@ -109,7 +109,7 @@ def test_the_scan_stops_at_a_frame_of_another_batch(log):
     # An older single frame of the same size in the middle of a batch: valid by itself, but not what belongs there.
     heads = np.zeros(1, frames.HALF_HEAD)
     heads["kind"], heads["body_bytes"] = FrameKind.HALF, 4
-    log.file.write(end + 124, frames.encode_batch(heads, [(b"dddd",)], end + 124))
+    log.file.write(end + 124, frames.encode_batch(heads, [[b"dddd"]], end + 124))
     assert bodies_of(log) == [[b"aaaa"]]
     assert "where frame 1 belongs" in log.scan_reason
 
@@ -158,7 +158,7 @@ def test_salvage_does_not_take_a_frame_inside_a_body_for_one(log):
 def test_an_op_frame_and_a_half_frame_share_the_log(log):
     append(log, b"half")
     ops = [frames.Op(OpKind.COMMIT, 0, position=5)]
-    log.append(frames.op_heads(ops, 0, 1), [frames.op_tail(op) for op in ops])
+    log.append(frames.op_heads(ops, 0, 1), frames.op_tails(ops))
     kinds = [log.read(*frame).kind for batch in log.scan(0) for frame in batch.frames]
     assert kinds == [FrameKind.HALF, FrameKind.OP]
 

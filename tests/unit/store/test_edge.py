@@ -24,7 +24,7 @@ from store.errors import (
     InvalidRecord,
     StoreUnusable,
 )
-from store.frames import FrameKind, Message
+from store.frames import AlikeMessages, FrameKind, Message, joined
 from store.published import EdgeSlot
 from store.records import IMMUNITY_MAX_S, OpKind, State, Via
 from tests.support.service import SMALLEST, T0_MS, Service, place, verdicts
@@ -484,18 +484,44 @@ def test_a_full_disk_refuses_a_key_before_anything_is_stored(service):
 def test_messages_that_are_alike_are_encoded_as_they_would_be_one_by_one(service, kind):
     edge = service.edge
     alike = [Message("orders", "paid", b"x" * n, born_at_ms=n % 3, dedup_key="" if n % 2 else f"kéy {n}") for n in range(20)]
-    assert edge._encode_alike(alike, kind, 5000) is not None
+    columns = AlikeMessages.of(alike)
+    assert columns is not None
+    assert list(columns) == alike
+    assert columns[3:7] == alike[3:7]
+    assert edge._encode_alike(columns, kind, 5000) is not None
     others: dict[str, Any] = {
         "group": "billing", "topic": "sent", "properties": {"KEYS": "k"}, "queue_id": 1, "born_host": b"1" * 16, "born_port": 1,
         "immunity_s": 7, "flag": 1, "own": {"__DEAD__": "x"},
     }  # fmt: skip
     for name, value in others.items():
         odd = [*alike[:9], alike[9]._replace(**{name: value}), *alike[10:]]
-        assert edge._encode_alike(odd, kind, 5000) is None, name
-    heads, tails = edge._encode_messages(alike, kind, 5000)
+        assert AlikeMessages.of(odd) is None, name
+    heads, tails = edge._encode_messages(columns, kind, 5000)
     one_by_one = [edge._encode_message(message, kind, 5000) for message in alike]
     assert heads.tobytes() == b"".join([head for head, _ in one_by_one])
-    assert tails == [tail for _, tail in one_by_one]
+    assert list(zip(*tails, strict=True)) == [tail for _, tail in one_by_one]
+
+
+def test_what_several_sent_is_joined_in_columns_where_it_is_alike():
+    first, second = (
+        [Message("orders", "paid", b"%d" % n, born_at_ms=n, dedup_key=f"{n}") for n in some] for some in ((1, 2), (3, 4, 5))
+    )
+    columns, more = AlikeMessages.of(first), AlikeMessages.of(second)
+    assert columns is not None
+    assert more is not None
+    together = joined([columns, more, columns])
+    assert isinstance(together, AlikeMessages)
+    assert list(together) == [*first, *second, *first]
+    for other in (
+        second,
+        AlikeMessages.of([second[0]._replace(topic="sent")]),
+        AlikeMessages.of([second[0]._replace(group="shop")]),
+    ):
+        assert other is not None
+        mixed = joined([columns, other])
+        assert not isinstance(mixed, AlikeMessages)
+        assert mixed == [*first, *other]
+    assert joined([columns]) is columns
 
 
 @pytest.mark.parametrize(
@@ -509,10 +535,11 @@ def test_messages_that_are_alike_are_encoded_as_they_would_be_one_by_one(service
         {"born_at_ms": 1 << 63},
     ],
 )
-def test_of_many_that_are_alike_the_one_that_is_not_taken_is_named(service, bad):
+@pytest.mark.parametrize("of", [list, AlikeMessages.of])
+def test_of_many_that_are_alike_the_one_that_is_not_taken_is_named(service, of, bad):
     good = Message("orders", "paid", b"x")
     with pytest.raises(InvalidRecord) as refused:
-        service.edge.append_halves([*[good] * 11, good._replace(**bad), *[good] * 11], service.now_ms)
+        service.edge.append_halves(of([*[good] * 11, good._replace(**bad), *[good] * 11]), service.now_ms)
     assert refused.value.number == 11
     assert service.edge.half_end == 0
 

@@ -21,7 +21,7 @@ def half_frame(body=b"body", properties=None, at=0, **fields):
     head["kind"], head["body_bytes"], head["properties_bytes"] = FrameKind.HALF, len(body), len(encoded)
     for name, value in fields.items():
         head[name] = value
-    return bytes(frames.encode_batch(head, [(body, encoded)], at))
+    return bytes(frames.encode_batch(head, [[body], [encoded]], at))
 
 
 def test_head_widths():
@@ -51,7 +51,7 @@ def test_an_op_comes_back_as_it_was_encoded():
         Op(OpKind.ASKED, -1, detail=frames.encode_detail("m"), asked=[4, 1 << 40, 9]),
         Op(OpKind.UNKNOWN, 6),
     ]
-    content = memoryview(frames.encode_batch(frames.op_heads(ops, 10, 77), [frames.op_tail(op) for op in ops], 1000))
+    content = memoryview(frames.encode_batch(frames.op_heads(ops, 10, 77), frames.op_tails(ops), 1000))
     at, found = 0, []
     while at < len(content):
         size = frames.read_head(content, at)[1]
