@@ -363,8 +363,10 @@ class Committer:
         for work in group:
             if work.appended is not None:
                 work.appended()
-            cycle.tell(work, found[at : at + len(work.content)], appended.ticket)
-            at += len(work.content)
+            count = len(work.content)
+            cycle.tell(work, found[at : at + count], appended.ticket)
+            work.content = None
+            at += count
         return at
 
     def _flush(self, cycle: _Cycle) -> None:

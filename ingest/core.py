@@ -280,9 +280,11 @@ class Edge:
                 "halves are refused here (rejectTransactionMessage = true): send them elsewhere, or set it to false"
             )
         self._check_count(messages, "messages")
-        with self.quotas.admit(messages, halves=True) as admitted:
-            half_offsets = await self._committer.prepare(messages, admitted.appended)
         groups, group_no = groups_of(messages), self.store.dictionary.group_no
+        with self.quotas.admit(messages, halves=True) as admitted:
+            stored = self._committer.prepare(messages, admitted.appended)
+            del messages  # the committer lets go of them before the flush
+            half_offsets = await stored
         if are_same(groups):
             return self._sealer.seal_all(half_offsets, group_no(groups[0]) or 0)
         return [(self._sealer.seal(at, group_no(group) or 0), at) for at, group in zip(half_offsets, groups, strict=True)]
