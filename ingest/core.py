@@ -43,6 +43,7 @@ from ingest.listings import Listings
 from ingest.operator import Action, Audited, Done, Operator
 from ingest.overview import Overview
 from ingest.quotas import Quotas
+from ingest.threads import Threads
 from store.cursor import Cursors
 from store.directory import Geometry
 from store.edge import EdgeStore, End
@@ -176,6 +177,7 @@ class Edge:
 
     def _open_rest(self) -> None:
         settings, root = self.settings, self.settings.store_dir
+        self._loop, self._short = asyncio.get_running_loop(), asyncio.Event()
         self.started_at_ms = self._now_ms()
         self.store.heartbeat(self.started_at_ms)
         cursors = Cursors(root / "edge.cursors", writable=True)
@@ -201,8 +203,8 @@ class Edge:
         self._open_operators()
         self._woken = asyncio.Event()
         self._sleeper = Sleeper(root / EDGE_WAKE)
-        asyncio.get_running_loop().add_reader(self._sleeper.fileno(), self._wake)
-        for loop_of in (self._follow, self._beat, self._retain, self.quotas.run, self.listings.run, self.overview.run):
+        self._loop.add_reader(self._sleeper.fileno(), self._wake)
+        for loop_of in (self._follow, self._beat, self._retain, self._pave, self.quotas.run, self.listings.run, self.overview.run):
             self._start(loop_of())
 
     def _open_operators(self) -> None:
@@ -517,6 +519,20 @@ class Edge:
             self._waker.wake()
         if self._consumption is not None:
             self._consumption.published()
+            if not self._short.is_set() and self.store.runway.is_short(self.store.log.end):
+                with contextlib.suppress(RuntimeError):  # the event loop has ended
+                    self._loop.call_soon_threadsafe(self._short.set)
+
+    async def _pave(self) -> None:
+        """Keep pages ready for the log."""
+        threads = Threads("runway", 1)
+        try:
+            while True:
+                await self._short.wait()
+                await threads.call(self.store.runway.extend, lambda: self.store.log.end)
+                self._short.clear()
+        finally:
+            threads.close()
 
     def _wake(self) -> None:
         self._sleeper.wait(0)

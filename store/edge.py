@@ -52,6 +52,7 @@ from store.pending import PendingByGroup
 from store.progress import Progress, no_progress
 from store.published import EDGE_MAGIC, JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
 from store.records import ENTRY, IMMUNITY_MAX_S, NO_POSITION, QUEUE_OFFSET_BITS, STATE_OF_OP, OpKind, State, Via, parse_immunity_s
+from store.runway import Runway
 
 MAX_BODY_BYTES: Final = 4 << 20
 PROPERTIES_ROOM_BYTES: Final = 32 << 10
@@ -152,6 +153,7 @@ class EdgeStore:
     def _open(self, root: Path, shape: Geometry, default_queues: int, progress: Progress) -> None:
         self.dictionary = Dictionary(root / "dictionary", writable=True, default_queues=default_queues)
         self.log = CommitLog(self.directory.commit_log, shape.commit_log_segment_bytes, writable=True)
+        self.runway = Runway(self.directory.commit_log, shape.commit_log_segment_bytes)
         entries = shape.log_queue_entries_per_file
         self.half_queue = ConsumeQueue(self.directory.half_queue(), entries, "half", writable=True)
         self.op_queue = ConsumeQueue(self.directory.op_queue(), entries, "op", writable=True)

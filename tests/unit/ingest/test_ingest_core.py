@@ -210,6 +210,18 @@ def test_file_sizes_reach_the_store(tmp_path):
     play(tmp_path, story, "tranStateTableMapedFileSize=2400", "tranRedoLogMapedFileSize=2000")
 
 
+def test_pages_for_the_log_are_made_ready_ahead_of_it(tmp_path):
+    async def story(w):
+        store = w.edge.store
+        for _ in range(2):  # at the beginning, and when it is used up
+            store.runway.ready = 0
+            await w.half()
+            await w.until(lambda: not store.runway.is_short(store.log.end))
+            assert store.runway.ready > store.log.end
+
+    play(tmp_path, story)
+
+
 def test_queues_body_size_and_batch_size(tmp_path):
     async def story(w):
         await w.half(topic="new", queue_id=1)
