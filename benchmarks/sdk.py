@@ -1,11 +1,14 @@
 """Benchmarks of the SDK against a real edge: the second half of `make bench-ingest`. Ratios within one run; no Spark is needed.
 
-unbatched       64 threads, each with its own requests: half, then commit (`Api`)
-batched         64 threads that share requests (`Producer`)
-tasks           64 asyncio tasks that share requests (`AsyncProducer`), and 64 that each make their own, in the event loop, too
-one caller      one thread alone: what the producer adds to the bare requests
-cpu             CPU of both sides for one transaction: says the same on a machine that is busy with other things, where the
-                figures above mostly tell how many threads compete for it
+Callers each send halves and commit them, one transaction after another, through one producer: 64 asyncio tasks (`AsyncProducer`)
+or 64 threads (`Producer`).
+
+batched      as the producer is by default: callers share requests
+unbatched    the same producer with `batch_max=1`: each caller makes requests of his own
+bare         each caller makes his requests by hand, without a producer: what is below it (`LoopTransport`, `Api`)
+one caller   one thread alone: what the producer adds to the bare requests
+cpu          CPU of both sides for one transaction: says the same on a machine that is busy with other things, where the
+             figures above mostly tell how many threads compete for it
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from benchmarks.support import alternate, load, report, scratch, spread
+from benchmarks.support import load, report, scratch, spread
 from escrow import Api, AsyncProducer, End, Message, Outcome, Producer
 from escrow.api import posting_ends, posting_halves
 from escrow.loop import LoopTransport
@@ -34,7 +38,7 @@ from escrow.transport import Server
 CALLERS = 64
 TRANSACTIONS = 6_400
 ALONE = 300
-ROUNDS = 3
+ROUNDS = 7
 MESSAGE = Message("paid", b"x" * 1024)
 
 
@@ -82,13 +86,13 @@ def throughput(transact: Callable[[], None]) -> float:
         return TRANSACTIONS / (time.perf_counter() - begun_s)
 
 
-async def task_throughput(url: str) -> float:
-    """Transactions a second of CALLERS tasks that share requests."""
+async def task_throughput(url: str, **options: Any) -> float:
+    """Transactions a second of CALLERS tasks with one producer."""
 
     async def outcome(*_: object) -> Outcome:
         return Outcome.COMMIT
 
-    async with AsyncProducer(url, "orders") as producer:
+    async with AsyncProducer(url, "orders", **options) as producer:
 
         async def transact() -> None:
             assert (await producer.send_in_transaction(MESSAGE, outcome)).committed
@@ -149,38 +153,65 @@ def cpu_us(edge_pid: int, transact: Callable[[], None]) -> float:
     return (cpu_s(edge_pid) - before_s) / TRANSACTIONS * 1e6
 
 
-def measure(url: str, edge_pid: int, api: Api, producer: Producer) -> dict[str, float]:
-    throughput(partial(bare, api))  # warm
-    unbatched, batched = alternate(lambda: throughput(partial(bare, api)), lambda: throughput(partial(shared, producer)), ROUNDS)
-    own_tasks, tasks = alternate(
-        lambda: asyncio.run(own_request_throughput(url)), lambda: asyncio.run(task_throughput(url)), ROUNDS
+def in_turns(rounds: int, **sides: Callable[[], float]) -> dict[str, list[float]]:
+    """Each side once in every round, and once to warm up."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name, side in sides.items():
+            value = side()
+            if number:
+                found[name].append(value)
+    return found
+
+
+def ratio(over: list[float], under: list[float]) -> float:
+    """Median of the rounds: what is slow for a while is so for both."""
+    return statistics.median(one / other for one, other in zip(over, under, strict=True))
+
+
+def measure(url: str, edge_pid: int, api: Api, producer: Producer, single: Producer) -> dict[str, float]:
+    tasks = in_turns(
+        ROUNDS,
+        batched=lambda: asyncio.run(task_throughput(url)),
+        unbatched=lambda: asyncio.run(task_throughput(url, batch_max=1)),
+        bare=lambda: asyncio.run(own_request_throughput(url)),
     )
-    alone_bare, alone_shared = alternate(
-        lambda: latency_ms(partial(bare, api)), lambda: latency_ms(partial(shared, producer)), ROUNDS
+    threads = in_turns(
+        ROUNDS,
+        batched=lambda: throughput(partial(shared, producer)),
+        unbatched=lambda: throughput(partial(shared, single)),
+        bare=lambda: throughput(partial(bare, api)),
     )
-    cpu_bare, cpu_shared = alternate(
-        lambda: cpu_us(edge_pid, partial(bare, api)), lambda: cpu_us(edge_pid, partial(shared, producer)), ROUNDS
+    alone = in_turns(ROUNDS, bare=lambda: latency_ms(partial(bare, api)), batched=lambda: latency_ms(partial(shared, producer)))
+    cpu = in_turns(
+        ROUNDS,
+        bare=lambda: cpu_us(edge_pid, partial(bare, api)),
+        batched=lambda: cpu_us(edge_pid, partial(shared, producer)),
     )
-    print(f"CPU µs a transaction, unbatched: {spread(cpu_bare)}")
-    print(f"CPU µs a transaction, batched: {spread(cpu_shared)}")
-    print(f"unbatched transactions/s: {spread(unbatched)}")
-    print(f"batched transactions/s: {spread(batched)}")
-    print(f"one caller, bare requests, ms: {spread(alone_bare)}")
-    print(f"one caller, producer, ms: {spread(alone_shared)}")
-    print(f"tasks, own requests, transactions/s: {spread(own_tasks)}")
-    print(f"tasks, batched, transactions/s: {spread(tasks)}")
+    for what, sides in (("tasks, transactions/s", tasks), ("threads, transactions/s", threads), ("one caller, ms", alone),
+                        ("threads, CPU µs a transaction", cpu)):  # fmt: skip
+        for name, values in sides.items():
+            print(f"{what}, {name}: {spread(values)}")
     return {
-        "ingest.sdk_batched_over_unbatched": statistics.median(batched) / statistics.median(unbatched),
-        "ingest.sdk_tasks_over_unbatched": statistics.median(tasks) / statistics.median(own_tasks),
-        "ingest.sdk_one_caller_over_bare": statistics.median(alone_shared) / statistics.median(alone_bare),
-        "ingest.sdk_cpu_unbatched_over_batched": statistics.median(cpu_bare) / statistics.median(cpu_shared),
+        "ingest.sdk_batched_over_unbatched": ratio(tasks["batched"], tasks["unbatched"]),
+        "ingest.sdk_tasks_over_bare": ratio(tasks["batched"], tasks["bare"]),
+        "ingest.sdk_threads_over_unbatched": ratio(threads["batched"], threads["unbatched"]),
+        "ingest.sdk_threads_over_bare": ratio(threads["batched"], threads["bare"]),
+        "ingest.sdk_one_caller_over_bare": ratio(alone["batched"], alone["bare"]),
+        "ingest.sdk_cpu_bare_over_batched": ratio(cpu["bare"], cpu["batched"]),
     }
 
 
 def main() -> None:
     print(load())
-    with scratch() as root, edge(root / "data") as (url, edge_pid), Api(url) as api, Producer(url, "orders") as producer:
-        report(measure(url, edge_pid, api, producer))
+    with (
+        scratch() as root,
+        edge(root / "data") as (url, edge_pid),
+        Api(url) as api,
+        Producer(url, "orders") as producer,
+        Producer(url, "orders", batch_max=1) as single,
+    ):
+        report(measure(url, edge_pid, api, producer, single))
 
 
 if __name__ == "__main__":

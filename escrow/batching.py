@@ -119,6 +119,8 @@ class Batcher(Generic[_Item, _Answer]):
         self._waiting: dict[Hashable, deque[_Parcel[_Item, _Answer]]] = {}
         self._waiting_count = 0
         self._busy = self._closing = False
+        #: Threads that are making a request of their own.
+        self._alone: list[int] = []
         #: How many parcels the last request had, and until when as many are waited for.
         self._reunion_count, self._reunion_until = 0, 0.0
         #: The thread sleeps until so many parcels wait.
@@ -147,15 +149,35 @@ class Batcher(Generic[_Item, _Answer]):
                 self._changed.notify()
         return parcel.future
 
+    def answers(self, items: Sequence[_Item], *, size_bytes: int = 0, key: Hashable = None) -> list[_Answer]:
+        """`submit(items).result()`. Where no request is shared, this thread makes it: nobody needs to be woken for that."""
+        if self._batch_max > 1:
+            return self.submit(items, size_bytes=size_bytes, key=key).result()
+        self._home.refuse_elsewhere()
+        with self._changed:
+            if self._closing:
+                raise Closed(f"{self._name}: closed")
+            self._alone.append(threading.get_ident())
+        try:
+            return list(self._send(key, items, time.monotonic() + self._retry_for_s)) if items else []
+        finally:
+            with self._changed:
+                self._alone.remove(threading.get_ident())
+                if not self._alone:
+                    self._changed.notify_all()
+
     def close(self, timeout_s: float) -> bool:
         """What was handed in is still sent. True when everything was in this time."""
+        give_up_at = time.monotonic() + timeout_s
         with self._changed:
             self._closing = True
-            self._changed.notify()
+            self._changed.notify_all()
+            # Not for this thread: it may have been interrupted in the middle of a request, by a signal.
+            alone_through = self._changed.wait_for(lambda: not set(self._alone) - {threading.get_ident()}, timeout_s)
         if self._thread is None:
-            return True
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+            return alone_through
+        self._thread.join(max(0.0, give_up_at - time.monotonic()))
+        return alone_through and not self._thread.is_alive()
 
     def abandon(self) -> None:
         """What waits is not sent any more; those who handed it in hear `Closed`."""

@@ -1,4 +1,4 @@
-"""What `Producer` stands on: one set of connections, batches and threads. Everything returns a future.
+"""What `Producer` stands on: one set of connections, batches and threads.
 
 `AsyncProducer` has its check-backs answered by it, and sends in its event loop (`LoopEngine`)."""
 
@@ -24,9 +24,12 @@ from escrow.carried import carrying
 from escrow.checking import CheckLoop
 from escrow.loop import LoopBatcher, LoopTransport
 from escrow.messages import Check, End, EndAnswer, Half, Message, Position
+from escrow.transport import KEPT_MAX
 
 #: What a message needs on the wire besides its body, roughly: for the size of a request.
 _MESSAGE_BYTES: Final = 256
+#: So many messages, or ends, may be under way in an event loop, and two requests at least.
+_UNDER_WAY: Final = 256
 #: How long leaving the interpreter may be held up by a producer or consumer that nobody closed.
 _EXIT_S: Final = 2.0
 
@@ -113,24 +116,30 @@ class Engine:
         return self.api.end(self.group, ends, give_up_at=give_up_at)
 
     # --- for the faces ----------------------------------------------------------------------------------------------------
-    def send_halves(self, messages: Sequence[Message]) -> Future[list[Half]]:
+    def send_halves(self, messages: Sequence[Message]) -> list[Half]:
         messages = carrying(messages)
-        return self._halves.submit(self.keyed(messages), size_bytes=_size_bytes(messages))
+        return self._halves.answers(self.keyed(messages), size_bytes=_size_bytes(messages))
 
     def keyed(self, messages: Sequence[Message]) -> list[_Keyed]:
         """Each with its key; a new one is one that no other half of this group has: this engine's own random name, and a number."""
         return [(message, message.dedup_key or f"{self._key_prefix}.{next(self._key_numbers):x}") for message in messages]
 
-    def send_messages(self, messages: Sequence[Message]) -> Future[list[Position]]:
+    def send_messages(self, messages: Sequence[Message]) -> list[Position]:
         messages = carrying(messages)
-        return self._messages.submit(messages, size_bytes=_size_bytes(messages))
+        return self._messages.answers(messages, size_bytes=_size_bytes(messages))
 
-    def end(self, ends: Sequence[End]) -> Future[list[EndAnswer]]:
+    def end(self, ends: Sequence[End]) -> list[EndAnswer]:
+        return self._ends.answers(ends)
+
+    def end_soon(self, ends: Sequence[End]) -> Future[list[EndAnswer]]:
+        """The same in the background."""
         return self._ends.submit(ends)
 
     def listen(self, listener: Callable[[Check], object], member: str | None, *, threads: int, wait_s: float) -> None:
         """Begin to answer check requests."""
-        self._checks = CheckLoop(self.api, self.group, member or own_name(), listener, self.end, workers=threads, wait_s=wait_s)
+        self._checks = CheckLoop(
+            self.api, self.group, member or own_name(), listener, self.end_soon, workers=threads, wait_s=wait_s
+        )
         self._checks.start()
 
     def close(self, timeout_s: float) -> bool:
@@ -159,12 +168,15 @@ class LoopEngine:
     def __init__(self, engine: Engine) -> None:
         self._engine, self._group = engine, engine.group
         self.loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-        self._transport = LoopTransport(engine.api.transport.server)
+        under_way_max = max(2, _UNDER_WAY // engine.limits["batch_max"])
+        self._transport = LoopTransport(engine.api.transport.server, max(KEPT_MAX, under_way_max))
         # Ordinary messages stay in the order that they were handed in. For halves it is their commits that count, and who has not
         # awaited the first commit cannot expect it to come before the second.
-        self._halves: LoopBatcher[_Keyed, Half] = LoopBatcher("halves", self._send_halves, under_way_max=2, **engine.limits)
+        self._halves: LoopBatcher[_Keyed, Half] = LoopBatcher(
+            "halves", self._send_halves, under_way_max=under_way_max, **engine.limits
+        )
         self._messages: LoopBatcher[Message, Position] = LoopBatcher("messages", self._send_messages, **engine.limits)
-        self._ends: LoopBatcher[End, EndAnswer] = LoopBatcher("ends", self._send_ends, under_way_max=2, **engine.limits)
+        self._ends: LoopBatcher[End, EndAnswer] = LoopBatcher("ends", self._send_ends, under_way_max=under_way_max, **engine.limits)
 
     def is_here(self) -> bool:
         """Whether its loop is the one that runs here. (Before Python 3.12 `get_running_loop` is a system call, which a message
@@ -201,4 +213,7 @@ class LoopEngine:
 
 
 def _size_bytes(messages: Sequence[Message]) -> int:
-    return sum([len(message.body) + _MESSAGE_BYTES for message in messages])
+    size_bytes = _MESSAGE_BYTES * len(messages)
+    for message in messages:  # mostly one
+        size_bytes += len(message.body)
+    return size_bytes

@@ -57,7 +57,7 @@ class Producer:
     on_check          answers check-backs, in a background thread; without it this producer is never asked
     token, tls        a bearer token (or a function that gives one), an SSL context (`escrow.tls_context`)
     linger_s          how long a message that came while a request was under way waits for company; one caller alone never waits
-    batch_max         messages in one shared request (1: one message after another)
+    batch_max         messages in one shared request (1: none is shared, each caller makes his own)
     timeout_s         for one attempt
     retry_for_s       how long a call that may be repeated is tried again: halves (they carry a dedup_key) and ends always, ordinary
                       messages only where they were certainly not stored
@@ -127,7 +127,7 @@ class Producer:
             with span("local transaction", transaction_id=half.id):
                 returned = local_transaction(message.with_id(half.id), arg)  # 2
         except BaseException as error:
-            say_unknown(self._engine.end, half, error)
+            say_unknown(self._engine.end_soon, half, error)
             raise
         outcome, remark = outcome_of(returned, "the local transaction")  # 3
         return checked(self._finish(half, outcome, remark))
@@ -146,7 +146,7 @@ class Producer:
         answer, failure = None, None
         try:
             with span("end", transaction_id=half.id, outcome=outcome):
-                [answer] = self._engine.end([End(half.id, outcome, remark)]).result()
+                [answer] = self._engine.end([End(half.id, outcome, remark)])
         except EscrowError as error:
             failure = error
         return TransactionResult(half.id, half.half_offset, outcome, answer, remark, failure)
@@ -154,11 +154,11 @@ class Producer:
     # --- the parts --------------------------------------------------------------------------------------------------------
     def send_half(self, message: Message) -> Half:
         """Store one half. End it with `end`."""
-        return self._engine.send_halves([message]).result()[0]
+        return self._engine.send_halves([message])[0]
 
     def send_halves(self, messages: Sequence[Message]) -> list[Half]:
         """Store halves, all or none."""
-        return self._engine.send_halves(list(messages)).result()
+        return self._engine.send_halves(list(messages))
 
     @overload
     def send(self, messages: Message) -> Position: ...
@@ -169,16 +169,16 @@ class Producer:
 
         After `Unreachable` with `maybe_done` they may have been stored: send them again if a second copy does no harm."""
         if isinstance(messages, Message):
-            return self._engine.send_messages([messages]).result()[0]
-        return self._engine.send_messages(list(messages)).result()
+            return self._engine.send_messages([messages])[0]
+        return self._engine.send_messages(list(messages))
 
     def end(self, id: str, outcome: Outcome, *, remark: str = "") -> EndAnswer:
         """Say how a half ended. The answer is Escrow's verdict, whatever it is."""
-        return self._engine.end([End(id, outcome, remark)]).result()[0]
+        return self._engine.end([End(id, outcome, remark)])[0]
 
     def end_all(self, ends: Sequence[End]) -> list[EndAnswer]:
         """Say how several halves ended; each is answered for itself."""
-        return self._engine.end(list(ends)).result()
+        return self._engine.end(list(ends))
 
     def state(self, id: str) -> dict[str, Any]:
         """State and history of one transaction, as Escrow has them."""
@@ -246,7 +246,7 @@ class Transaction(Begun):
             if self.result is None:
                 self.commit()
         elif self._on_error is Outcome.UNKNOWN:
-            say_unknown(self._producer._engine.end, self._stored(), error)
+            say_unknown(self._producer._engine.end_soon, self._stored(), error)
         else:
             say_quietly(self.rollback, remark_of(error))
 

@@ -104,6 +104,50 @@ def test_a_request_has_at_most_so_many(sender, batch_max):
     assert batcher.close(60)
 
 
+def test_with_requests_of_one_each_caller_makes_his_own_at_once(sender):
+    batcher = Batcher("test", sender, batch_max=1)
+    sender.gate.clear()
+    with ThreadPoolExecutor(8) as pool:
+        callers = [pool.submit(batcher.answers, [number]) for number in range(8)]
+        for _ in callers:
+            assert sender.entered.acquire(timeout=60), "all of them are under way together"
+        sender.gate.set()
+        assert [caller.result(60) for caller in callers] == [[number * 10] for number in range(8)]
+    assert sorted(sender.requests) == [(None, [number]) for number in range(8)]
+    assert batcher.answers([]) == []
+    with pytest.raises(InvalidRequest):
+        batcher.answers([-1])
+    assert batcher.close(60)
+
+
+def test_closing_waits_for_callers_that_make_their_own_request(sender):
+    batcher = Batcher("test", sender, batch_max=1)
+    sender.gate.clear()
+    with ThreadPoolExecutor(2) as pool:
+        caller = pool.submit(batcher.answers, [1])
+        assert sender.entered.acquire(timeout=60)
+        assert not batcher.close(0.01)
+        closing = pool.submit(batcher.close, 60)
+        sender.gate.set()
+        assert closing.result(60)
+        assert caller.result(60) == [10]
+    with pytest.raises(Closed):
+        batcher.answers([2])
+
+
+def test_closing_in_the_middle_of_ones_own_request_does_not_wait_for_it(sender):
+    """As a signal handler may."""
+    closed = []
+
+    def send(key, items, give_up_at):
+        closed.append(alone.close(60))
+        return items
+
+    alone: Batcher[int, int] = Batcher("test", send, batch_max=1)
+    assert alone.answers([1]) == [1]
+    assert closed == [True]
+
+
 def test_a_request_has_at_most_so_many_bytes_but_a_large_parcel_goes(batcher, sender):
     busy(batcher, sender)
     for size_bytes in (BATCH_BYTES_MAX // 2, BATCH_BYTES_MAX // 2, 1, 5 * BATCH_BYTES_MAX):

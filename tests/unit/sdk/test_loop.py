@@ -1,4 +1,4 @@
-"""Tasks share requests by the rules that threads do (test_batching.py), and a crowd is sent in two requests that overlap."""
+"""Tasks share requests by the rules that threads do (test_batching.py), and full requests overlap."""
 
 from __future__ import annotations
 
@@ -263,21 +263,49 @@ def test_when_the_loop_ends_nothing_more_begins():
     assert sorted(map(str, told)) == sorted(map(str, [asyncio.CancelledError, asyncio.CancelledError, Closed]))
 
 
-def test_a_crowd_goes_in_two_requests_that_overlap_and_no_third():
+def test_another_request_begins_beside_the_one_under_way_when_it_is_full_and_no_third():
     async def scene(batcher, sender):
         sender.gate.clear()
-        crowd = [batcher.submit([number]) for number in range(64)]
+        crowd = [batcher.submit([number]) for number in range(20)]
         await sender.entered.acquire()
         await sender.entered.acquire()
-        late = batcher.submit([64])
         for _ in range(10):
             await asyncio.sleep(0)
-        assert sender.sizes == [32, 32]
+        assert sender.sizes == [8, 8], "and the last four wait"
         sender.gate.set()
-        assert await asyncio.gather(*crowd, late) == [[number * 10] for number in range(65)]
-        assert sender.sizes == [32, 32, 1]
+        assert await asyncio.gather(*crowd) == [[number * 10] for number in range(20)]
+        assert sender.sizes == [8, 8, 4]
 
-    play(scene, under_way_max=2)
+    play(scene, under_way_max=2, batch_max=8)
+
+
+def test_who_comes_while_a_request_is_under_way_waits_for_company():
+    async def scene(batcher, sender):
+        sender.gate.clear()
+        first = batcher.submit([0])
+        await sender.entered.acquire()
+        others = [batcher.submit([number]) for number in range(1, 8)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert sender.sizes == [1]
+        sender.gate.set()
+        assert await asyncio.gather(first, *others) == [[number * 10] for number in range(8)]
+        assert sender.sizes == [1, 7]
+
+    play(scene, under_way_max=2, batch_max=8)
+
+
+def test_with_requests_of_one_nobody_waits_for_another():
+    async def scene(batcher, sender):
+        sender.gate.clear()
+        crowd = [batcher.submit([number]) for number in range(20)]
+        for _ in crowd:
+            await sender.entered.acquire()
+        sender.gate.set()
+        assert await asyncio.gather(*crowd) == [[number * 10] for number in range(20)]
+        assert sender.sizes == [1] * 20
+
+    play(scene, under_way_max=256, batch_max=1)
 
 
 def test_nothing_is_nothing():
