@@ -34,7 +34,7 @@ from ingest.flusher import make_flusher
 from store.edge import EdgeStore, End
 from store.ends import Answer
 from store.errors import FlushFailed, InvalidRecord, StoreError
-from store.frames import BATCH_MAX, AlikeMessages, Message, bodies_of, joined
+from store.frames import BATCH_MAX, AlikeMessages, Message, joined
 
 #: Bodies taken into one cycle, and into one batch of the log; the rest waits for the next, behind the ends that came meanwhile.
 CYCLE_BYTES: Final = 8 << 20
@@ -219,7 +219,7 @@ class Committer:
     def _is_small(self, now_ms: int) -> bool:
         if self._calls or self._ends_waiting > SMALL_ENDS or self.queued_bytes > SMALL_BYTES:
             return False
-        halves, messages = ([work.content for work in queue] for queue in (self._halves, self._messages))
+        halves, messages = (joined([work.content for work in queue]) for queue in (self._halves, self._messages))
         ops = self._ends_waiting + len(self._ends)
         size_bytes = self.queued_bytes + (END_BYTES + REMARK_BYTES * REMARK_CHARACTERS) * ops
         return self._store.has_room(halves, messages, ops, size_bytes, now_ms)
@@ -402,11 +402,14 @@ class Committer:
 
 def _size_bytes(messages: Sequence[Message]) -> int:
     """What messages take while they wait."""
-    size_bytes = MESSAGE_BYTES * len(messages) + sum(map(len, bodies_of(messages)))
+    size_bytes = MESSAGE_BYTES * len(messages)
     if isinstance(messages, AlikeMessages):
-        return size_bytes  # without properties
-    properties = [message.properties for message in messages if message.properties]
-    return size_bytes + sum([len(name) + len(text) for given in properties for name, text in given.items()])
+        return size_bytes + sum(map(len, messages.bodies))
+    for message in messages:
+        size_bytes += len(message.body)
+        if message.properties:
+            size_bytes += sum([len(name) + len(text) for name, text in message.properties.items()])
+    return size_bytes
 
 
 def _end_batches(ends: list[End], batch_bytes: int) -> Iterator[list[End]]:

@@ -12,7 +12,6 @@ from escrow.metrics import EdgeMetrics
 from ingest import console, openapi, wire
 from ingest.app import Exchange, Route
 from ingest.dead_letters import topic_of as dead_letter_topic
-from store.frames import Message
 
 _TAKES: Final = (400, 408, 413, 415, 429, 503)
 _ASKS: Final = (400, 429, 503)
@@ -24,20 +23,19 @@ def _require_produce(exchange: Exchange, items: Sequence[wire.MessageIn] | Seque
         exchange.principal.require_produce(group)
 
 
-async def _messages(exchange: Exchange) -> Sequence[Message]:
-    """What was sent. What was read is let go of here and not after the flush: the next request is read into warm memory."""
-    given = await exchange.body(wire.MessagesIn)
-    _require_produce(exchange, given.messages)
-    return wire.messages(given.messages)
-
-
 # --- producers --------------------------------------------------------------------------------------------------------------
 async def post_halves(exchange: Exchange) -> None:
-    await exchange.answer(wire.halves(await exchange.edge.store_halves(await _messages(exchange))))
+    given = await exchange.body(wire.MessagesIn)
+    _require_produce(exchange, given.messages)
+    storing = exchange.edge.store_halves(wire.messages(given.messages))
+    del given  # before the flush, not after it: the next request is read into memory that is warm
+    await exchange.answer(wire.halves(await storing))
 
 
 async def post_messages(exchange: Exchange) -> None:
-    places = await exchange.edge.send(await _messages(exchange))
+    given = await exchange.body(wire.MessagesIn)
+    _require_produce(exchange, given.messages)
+    places = await exchange.edge.send(wire.messages(given.messages))
     await exchange.answer(wire.MessagesOut([wire.PlaceOut(*place) for place in places]))
 
 

@@ -399,14 +399,12 @@ class EdgeStore:
             queues = asked[free].astype(np.int64) - 0x8000
             asked[free] = heads["queue_offset"][free] % queues
 
-    def has_room(
-        self, halves: Sequence[Sequence[Message]], messages: Sequence[Sequence[Message]], ops: int, size_bytes: int, now_ms: int
-    ) -> bool:
+    def has_room(self, halves: Sequence[Message], messages: Sequence[Message], ops: int, size_bytes: int, now_ms: int) -> bool:
         """Whether these halves, ordinary messages, so many ops and so many bytes of frames go into files that are there, under
         names that are known: then appending makes no file and flushes none, and may be done where nobody may wait for the disk."""
-        log, half_end, routes = self.log, self.half_end + sum(map(len, halves)), self._routes.keys()
-        ops += sum(map(len, messages))  # an ordinary message has its place among the ops
-        keys = sum([sum(map(bool, frames.dedup_keys_of(some))) for some in halves])
+        log, half_end, routes = self.log, self.half_end + len(halves), self._routes.keys()
+        ops += len(messages)  # an ordinary message has its place among the ops
+        keys = len(list(filter(None, frames.dedup_keys_of(halves))))
         return (
             log.segment_bytes - log.end % log.segment_bytes > 2 * size_bytes
             and log.file.end > log.end
@@ -414,7 +412,8 @@ class EdgeStore:
             and (not ops or self.op_queue.file.end >= (self.op_end + ops) * ENTRY.itemsize)
             and self.ends_table.file.end >= half_end
             and self.dedup.has_room(len(self._keys) + keys if keys else 0, now_ms // 1000)
-            and all(frames.routes_of(some) <= routes for some in (*halves, *messages))
+            and frames.routes_of(halves) <= routes
+            and frames.routes_of(messages) <= routes
         )
 
     # --- ends ---------------------------------------------------------------------------------------------------------

@@ -266,9 +266,9 @@ def are_same(values: Sequence[object]) -> bool:
 
 def joined(parts: Sequence[Sequence[Message]]) -> Sequence[Message]:
     """All of them as one, in columns where they are alike."""
-    first = parts[0]
     if len(parts) == 1:
-        return first
+        return parts[0]
+    first = parts[0] if parts else ()
     if not isinstance(first, AlikeMessages) or not all(map(first.goes_with, parts)):
         return [message for part in parts for message in part]
     bodies, keys, born = (
