@@ -403,7 +403,7 @@ class Committer:
 def _size_bytes(messages: Sequence[Message]) -> int:
     """What messages take while they wait."""
     size_bytes = MESSAGE_BYTES * len(messages)
-    if isinstance(messages, AlikeMessages):
+    if type(messages) is AlikeMessages:
         return size_bytes + sum(map(len, messages.bodies))
     for message in messages:
         size_bytes += len(message.body)

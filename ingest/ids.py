@@ -29,7 +29,7 @@ from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, overload
+from typing import Final, NamedTuple, final, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +71,7 @@ class Place(NamedTuple):
     group_no: int
 
 
+@final
 class Sealed(Sequence[tuple[str, int]]):
     """(id, half_offset) of halves in a row: the ids as one text, for whoever writes many of them at once."""
 

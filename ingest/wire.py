@@ -530,7 +530,7 @@ def _rows(sealed: Sealed, before: bytes, between: bytes, numbers: npt.NDArray[An
 
 
 def _as_json(answer: Any) -> Any:
-    if not isinstance(answer, Sealed):
+    if type(answer) is not Sealed:
         raise NotImplementedError(f"{type(answer).__name__} is not for an answer")
     high, low = divmod(answer.first, len(_LAST_DIGITS))
     if not high or low + len(answer) > len(_LAST_DIGITS):  # they differ in more than their last digits
@@ -540,7 +540,7 @@ def _as_json(answer: Any) -> Any:
 
 
 def _as_msgpack(answer: Any) -> Any:
-    if not isinstance(answer, Sealed):
+    if type(answer) is not Sealed:
         raise NotImplementedError(f"{type(answer).__name__} is not for an answer")
     first, stop = answer.first, answer.first + len(answer)
     if first <= 0xFFFF or stop > 1 << 32 or not 16 <= len(answer) <= 0xFFFF:  # other lengths of numbers
@@ -649,7 +649,7 @@ def _message(item: MessageIn, number: int) -> Message:
 
 
 def halves(stored: Sequence[tuple[str, int]]) -> HalvesOut:
-    if isinstance(stored, Sealed):
+    if type(stored) is Sealed:
         return HalvesOut(stored)  # type: ignore[arg-type]  # encoded by `_as_json` or `_as_msgpack`
     return HalvesOut([HalfOut(*half) for half in stored])
 
