@@ -8,6 +8,8 @@ that a request takes anyway. Two things make the batches fuller:
     reunion      those who were answered together often come back together: after a request of n parcels the next waits for n, but
                  no longer than a quarter of the time that the last one took. After a request of one it waits for nobody
 
+Where nothing is to be shared (`batch_max` 1) who waits for the answer makes the request himself.
+
 A request that is refused because of its content (4xx) is cut in two and sent again, until the culprit stands alone: a server
 takes a batch whole or not at all, so nothing was stored. A parcel is never cut.
 
@@ -163,16 +165,15 @@ class Batcher(Generic[_Item, _Answer]):
         finally:
             with self._changed:
                 self._alone.remove(threading.get_ident())
-                if not self._alone:
-                    self._changed.notify_all()
+                self._changed.notify_all()
 
     def close(self, timeout_s: float) -> bool:
-        """What was handed in is still sent. True when everything was in this time."""
+        """What was handed in is still sent. True when everything was in this time. What this very thread is in the middle of, where
+        it is a signal handler's, is not waited for."""
         give_up_at = time.monotonic() + timeout_s
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-            # Not for this thread: it may have been interrupted in the middle of a request, by a signal.
             alone_through = self._changed.wait_for(lambda: not set(self._alone) - {threading.get_ident()}, timeout_s)
         if self._thread is None:
             return alone_through

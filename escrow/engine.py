@@ -24,12 +24,11 @@ from escrow.carried import carrying
 from escrow.checking import CheckLoop
 from escrow.loop import LoopBatcher, LoopTransport
 from escrow.messages import Check, End, EndAnswer, Half, Message, Position
-from escrow.transport import KEPT_MAX
 
 #: What a message needs on the wire besides its body, roughly: for the size of a request.
 _MESSAGE_BYTES: Final = 256
-#: So many messages, or ends, may be under way in an event loop, and two requests at least.
-_UNDER_WAY: Final = 256
+#: So many messages, and as many ends, may be under way in an event loop, and two requests of each at least.
+_UNDER_WAY: Final = 128
 #: How long leaving the interpreter may be held up by a producer or consumer that nobody closed.
 _EXIT_S: Final = 2.0
 
@@ -104,7 +103,7 @@ class Engine:
         self._checks: CheckLoop | None = None
         close_at_exit(self)
 
-    # --- in the batchers' threads -----------------------------------------------------------------------------------------
+    # --- in the batchers' threads, or in the callers' -----------------------------------------------------------------------
     def _send_halves(self, _: Hashable, keyed: Sequence[_Keyed], give_up_at: float) -> list[Half]:
         messages, keys = zip(*keyed, strict=True)
         return self.api.send_halves(self.group, messages, dedup_keys=keys, give_up_at=give_up_at)
@@ -169,7 +168,7 @@ class LoopEngine:
         self._engine, self._group = engine, engine.group
         self.loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         under_way_max = max(2, _UNDER_WAY // engine.limits["batch_max"])
-        self._transport = LoopTransport(engine.api.transport.server, max(KEPT_MAX, under_way_max))
+        self._transport = LoopTransport(engine.api.transport.server)
         # Ordinary messages stay in the order that they were handed in. For halves it is their commits that count, and who has not
         # awaited the first commit cannot expect it to come before the second.
         self._halves: LoopBatcher[_Keyed, Half] = LoopBatcher(

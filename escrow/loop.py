@@ -110,8 +110,8 @@ class LoopConnection(asyncio.Protocol):
 class LoopTransport:
     """Calls to one Escrow, as `Transport` makes them, from the tasks of one event loop."""
 
-    def __init__(self, server: Server, kept_max: int = KEPT_MAX) -> None:
-        self._server, self._kept_max = server, kept_max
+    def __init__(self, server: Server) -> None:
+        self._server = server
         self._kept: list[LoopConnection] = []
         self._closed = False
 
@@ -161,7 +161,7 @@ class LoopTransport:
         return None
 
     def _keep(self, connection: LoopConnection) -> None:
-        if len(self._kept) < self._kept_max and not self._closed:
+        if len(self._kept) < KEPT_MAX and not self._closed:
             self._kept.append(connection)
         else:
             connection.close()
@@ -207,8 +207,11 @@ class LoopBatcher(Generic[_Item, _Answer]):
         self._retry_for_s, self._late_after_s = retry_for_s, retry_for_s + timeout_s
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[_Parcel[_Item, _Answer]] = deque()
+        self._waiting_items = self._waiting_bytes = 0
         self._under_way: dict[asyncio.Task[None], list[_Parcel[_Item, _Answer]]] = {}
         self._next: asyncio.Handle | None = None
+        #: Until then the next one waits for company, and would leave if it were full.
+        self._lingers = False
         self._closing = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -222,10 +225,16 @@ class LoopBatcher(Generic[_Item, _Answer]):
             future.set_result([])
             return future
         self._waiting.append(_Parcel(items, size_bytes, time.monotonic(), self._idle.is_set(), future))
+        self._waiting_items += len(items)
+        self._waiting_bytes += size_bytes
         self._idle.clear()
-        if self._next is None or len(self._waiting) == self._batch_max:
+        if self._next is None or (self._lingers and self._is_full()):
             self._arrange()
         return future
+
+    def _is_full(self) -> bool:
+        """What waits is enough for a request."""
+        return self._waiting_items >= self._batch_max or self._waiting_bytes >= BATCH_BYTES_MAX
 
     async def close(self, timeout_s: float) -> bool:
         """What was handed in is still sent; what could not be in this time hears `Closed`. True when everything was."""
@@ -248,26 +257,25 @@ class LoopBatcher(Generic[_Item, _Answer]):
         for parcel in self._waiting:
             self._fail(parcel, Closed(f"{self._name}: closed before this was sent"))
         self._waiting.clear()
+        self._waiting_items = self._waiting_bytes = 0
 
     def _arrange(self) -> None:
         """Have the next request sent: when the loop comes round, or when the oldest parcel has lingered."""
         if not self._waiting or len(self._under_way) >= self._under_way_max:
             return
-        if self._under_way and len(self._waiting) < self._batch_max and not self._closing:
+        if self._under_way and not self._is_full() and not self._closing:
             return
         if self._next is not None:
             self._next.cancel()
         oldest = self._waiting[0]
         lingers_s = oldest.came_at + self._linger_s - time.monotonic()
-        if oldest.at_once or lingers_s <= 0 or self._closing or len(self._waiting) >= self._batch_max:
-            self._next = self._loop.call_soon(self._go)
-        else:
-            self._next = self._loop.call_later(lingers_s, self._go)
+        self._lingers = not (oldest.at_once or lingers_s <= 0 or self._closing or self._is_full())
+        self._next = self._loop.call_later(lingers_s, self._go) if self._lingers else self._loop.call_soon(self._go)
 
     def _go(self) -> None:
         self._next = None
         self._begin()
-        while len(self._waiting) >= self._batch_max and len(self._under_way) < self._under_way_max:
+        while self._waiting and self._is_full() and len(self._under_way) < self._under_way_max:
             self._begin()
         self._arrange()
 
@@ -297,6 +305,8 @@ class LoopBatcher(Generic[_Item, _Answer]):
             if taken and (count > self._batch_max or size_bytes > BATCH_BYTES_MAX):
                 break
             self._waiting.popleft()
+            self._waiting_items -= len(parcel.items)
+            self._waiting_bytes -= parcel.size_bytes
             if parcel.future.cancelled():
                 count, size_bytes = count - len(parcel.items), size_bytes - parcel.size_bytes
             else:

@@ -57,7 +57,8 @@ class Producer:
     on_check          answers check-backs, in a background thread; without it this producer is never asked
     token, tls        a bearer token (or a function that gives one), an SSL context (`escrow.tls_context`)
     linger_s          how long a message that came while a request was under way waits for company; one caller alone never waits
-    batch_max         messages in one shared request (1: none is shared, each caller makes his own)
+    batch_max         messages in one shared request (1: none is shared, each caller makes his own; ordinary messages of an
+                      `AsyncProducer` still go one after another, or they would lose their order)
     timeout_s         for one attempt
     retry_for_s       how long a call that may be repeated is tried again: halves (they carry a dedup_key) and ends always, ordinary
                       messages only where they were certainly not stored

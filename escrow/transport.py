@@ -31,8 +31,8 @@ from escrow.http1 import Answer, Connection, authority
 from escrow.messages import to_json
 
 JSON: Final = "application/json"
-#: Connections kept for the next call; more may be open while calls are under way.
-KEPT_MAX: Final = 16
+#: Connections kept for the next call; more may be open while calls are under way. Escrow closes those that nobody uses.
+KEPT_MAX: Final = 256
 #: How much of an answer that is no JSON is shown.
 SHOWN_CHARACTERS: Final = 200
 #: Statuses that may pass by themselves. A 500 is a defect: it would come again.
@@ -155,7 +155,8 @@ class Transport:
         self._kept: list[Connection] = []
         self._polls: set[Connection] = set()
         self._poll_epoch = 0
-        self._closed = threading.Event()
+        # Reentrant, unlike an Event: close() may come from a signal handler, in the middle of a wait.
+        self._changed, self._closed = threading.Condition(), False
 
     # --- calls ------------------------------------------------------------------------------------------------------------
     def call(
@@ -183,8 +184,13 @@ class Transport:
                 pause_s = pause_after(error, repeat, backoff)  # 4
                 if pause_s is None or time.monotonic() + pause_s >= give_up_at:
                     raise
-            if self._closed.wait(pause_s):
+            if self._pause(pause_s):
                 raise Closed("closed while waiting to try again")
+
+    def _pause(self, pause_s: float) -> bool:
+        """Wait; whether it was closed meanwhile."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed, pause_s)
 
     def _attempt(self, request: Request) -> Any:
         epoch = self._poll_epoch
@@ -213,7 +219,7 @@ class Transport:
     # --- connections ------------------------------------------------------------------------------------------------------
     def _open(self, timeout_s: float) -> Connection:
         """A connection that answers within this time, or fails."""
-        if self._closed.is_set():
+        if self._closed:
             raise Closed("this producer or consumer is closed")
         self.server.home.refuse_elsewhere()
         connection = self._kept_one()
@@ -240,7 +246,7 @@ class Transport:
         if not connection.is_open:  # Escrow wanted it closed
             return
         with self._lock:
-            if len(self._kept) < KEPT_MAX and not self._closed.is_set():
+            if len(self._kept) < KEPT_MAX and not self._closed:
                 self._kept.append(connection)
                 return
         connection.close()
@@ -263,7 +269,9 @@ class Transport:
 
     def close(self) -> None:
         """Calls that wait to try again give up; calls under way end by themselves."""
-        self._closed.set()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         self.abort_polls()
         with self._lock:
             kept, self._kept = self._kept, []

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Container, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -57,6 +58,7 @@ from store.reader import TopicReader
 from store.records import OpKind, State, Via, queue_key_of, queue_offset_of, topic_of_key
 from store.wake import EDGE_WAKE, JOB_WAKE, Sleeper, Waker
 
+LOG: Final = logging.getLogger("escrow.edge")
 #: Without a wake from the job, its pages are looked at this often.
 LOOK_S: Final = 0.25
 HEARTBEAT_S: Final = 1.0
@@ -250,6 +252,7 @@ class Edge:
         self.stop()
         for part in reversed(self.parts):
             await part.close()
+        self.store.runway.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -524,13 +527,16 @@ class Edge:
                     self._loop.call_soon_threadsafe(self._short.set)
 
     async def _pave(self) -> None:
-        """Keep pages ready for the log."""
+        """Keep pages ready for the log. Nothing depends on it: where it fails, it is left alone."""
         threads = Threads("runway", 1)
         try:
             while True:
                 await self._short.wait()
                 await threads.call(self.store.runway.extend, lambda: self.store.log.end)
                 self._short.clear()
+        except Exception:
+            LOG.exception("no more pages are made ready for the log; it goes on without")
+            await self._loop.create_future()  # the others of its kind never end either
         finally:
             threads.close()
 

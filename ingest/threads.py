@@ -1,5 +1,5 @@
-"""Threads for code that may block: a plug-in's. Each gets a few of its own, so that one that hangs holds up nobody else, and none
-keeps the process from ending."""
+"""Threads for code that may block: a plug-in's, that of lists and of the runway. Each gets a few of its own, so that one that hangs
+holds up nobody else, and none keeps the process from ending."""
 
 from __future__ import annotations
 

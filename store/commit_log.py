@@ -54,7 +54,7 @@ class CommitLog:
         self.scan_stop, self.scan_reason = self.end, ""
 
     def append(self, heads: np.ndarray[Any, Any], tails: Sequence[Sequence[bytes]]) -> Placed:
-        """Append one batch, all or none, with one write. Durable only after `flush`."""
+        """Append one batch (as `frames.encode_batch` takes it), all or none, with one write. Durable only after `flush`."""
         if len(heads) > frames.BATCH_MAX:
             raise BatchTooLarge(f"{len(heads)} messages in one batch; at most {frames.BATCH_MAX} go into one")
         offset = self.end

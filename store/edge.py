@@ -771,6 +771,7 @@ class EdgeStore:
             self._release()
 
     def _release(self) -> None:
+        self.runway.stop()
         for part in (self.log.file, self.half_queue, self.op_queue, self.ends_table.file, self.dedup, self.dictionary):
             part.close()
         self._lock.release()

@@ -14,6 +14,7 @@ from store.errors import BodyTooLarge, DuplicateKey, IllegalName, SegmentGone, S
 from store.published import EdgeSlot
 from store.reader import LogReader
 from store.records import OpKind, State
+from store.runway import Runway
 from tests.support.edge_world import world
 
 
@@ -218,6 +219,25 @@ def test_pages_for_the_log_are_made_ready_ahead_of_it(tmp_path):
             await w.half()
             await w.until(lambda: not store.runway.is_short(store.log.end))
             assert store.runway.ready > store.log.end
+
+    play(tmp_path, story)
+
+
+def test_pages_that_cannot_be_made_ready_harm_nobody(tmp_path, monkeypatch):
+    tried = []
+
+    def extend(self, end):
+        tried.append(end())
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(Runway, "extend", extend)
+
+    async def story(w):
+        await w.half()
+        await w.until(lambda: tried)
+        await w.half()
+        assert not w.edge.failed.done()
+        assert len(tried) == 1
 
     play(tmp_path, story)
 

@@ -148,6 +148,26 @@ def test_closing_in_the_middle_of_ones_own_request_does_not_wait_for_it(sender):
     assert closed == [True]
 
 
+def test_closing_in_the_middle_of_ones_own_request_waits_for_others_no_longer_than_they_take(sender):
+    other_began, closing = threading.Event(), threading.Event()
+
+    def send(key, items, give_up_at):
+        if items == [2]:
+            other_began.set()
+            assert closing.wait(60)
+        else:
+            assert other_began.wait(60)
+            threading.Timer(0.05, closing.set).start()
+            assert alone.close(3600), "an hour: it is told when the other one is through"
+        return items
+
+    alone: Batcher[int, int] = Batcher("test", send, batch_max=1)
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(alone.answers, [2])
+        assert pool.submit(alone.answers, [1]).result(60) == [1]
+        assert other.result(60) == [2]
+
+
 def test_a_request_has_at_most_so_many_bytes_but_a_large_parcel_goes(batcher, sender):
     busy(batcher, sender)
     for size_bytes in (BATCH_BYTES_MAX // 2, BATCH_BYTES_MAX // 2, 1, 5 * BATCH_BYTES_MAX):

@@ -279,6 +279,20 @@ def test_another_request_begins_beside_the_one_under_way_when_it_is_full_and_no_
     play(scene, under_way_max=2, batch_max=8)
 
 
+@pytest.mark.parametrize(("items", "size_bytes"), [(8, 0), (1, BATCH_BYTES_MAX)])
+def test_a_request_is_full_by_its_items_or_its_bytes(items, size_bytes):
+    async def scene(batcher, sender):
+        sender.gate.clear()
+        parcels = [batcher.submit([number] * items, size_bytes=size_bytes) for number in range(3)]
+        await sender.entered.acquire()
+        await sender.entered.acquire()
+        sender.gate.set()
+        assert await asyncio.gather(*parcels) == [[number * 10] * items for number in range(3)]
+        assert sender.sizes == [items] * 3
+
+    play(scene, under_way_max=2, batch_max=8)
+
+
 def test_who_comes_while_a_request_is_under_way_waits_for_company():
     async def scene(batcher, sender):
         sender.gate.clear()

@@ -27,7 +27,7 @@ from escrow import (
     Unreachable,
     tls_context,
 )
-from escrow.transport import Aborted, Backoff, Server
+from escrow.transport import Aborted, Backoff, Server, Transport
 from tests.support.fake_escrow import FakeEscrow, Problem
 from tests.support.tools import require_tool
 
@@ -136,7 +136,7 @@ def test_a_refusal_that_will_not_pass_is_not_repeated(escrow, api):
 def pauses_of(monkeypatch, transport):
     """Pauses between attempts, none of them waited for."""
     pauses: list[float] = []
-    monkeypatch.setattr(transport._closed, "wait", pauses.append)
+    monkeypatch.setattr(transport, "_pause", pauses.append)
     return pauses
 
 
@@ -161,7 +161,7 @@ def test_nobody_there(monkeypatch):
     api = Api(gone.url, retry_for_s=30)
     clock = [0.0]
     monkeypatch.setattr("escrow.transport.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr(api.transport._closed, "wait", lambda pause_s: clock.__setitem__(0, clock[0] + pause_s))
+    monkeypatch.setattr(api.transport, "_pause", lambda pause_s: clock.__setitem__(0, clock[0] + pause_s))
     with pytest.raises(Unreachable) as caught:
         api.send_messages("orders", HALF)
     assert not caught.value.maybe_done
@@ -308,3 +308,12 @@ def test_time_is_the_senders_unless_given(escrow, api):
     assert before_ms <= now["born_at_ms"]
     assert (given["born_at_ms"], given["check_immunity_s"], given["queue_id"]) == (5, 60, 2)
     assert "properties" not in now
+
+
+def test_closing_in_the_middle_of_a_wait_does_not_wait_for_itself():
+    """As a signal handler may, at the moment when the wait for the next attempt holds its lock."""
+    transport = Transport(Server("http://127.0.0.1:1"))
+    with transport._changed:
+        transport.close()
+    with pytest.raises(Closed):
+        transport.call("GET", "/")

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from store import runway
+from store import disk, runway
 from store.runway import Runway
 from store.segments import segment_name
 
@@ -58,6 +58,30 @@ def test_a_segment_that_is_shorter_than_it_should_be_is_no_endless_task(short, t
     os.truncate(tmp_path / segment_name(0), 1000)
     short.extend(lambda: 0)
     assert not short.is_short(0)
+
+
+def test_who_stops_it_is_not_waited_for(short):
+    short.stop()
+    short.extend(lambda: 0)
+    assert short.ready == 0
+
+
+def test_recovery_writes_nothing_over_what_was_only_made_ready(tmp_path, monkeypatch):
+    """Pages of zeros look like data to the file system."""
+    path, written = tmp_path / segment_name(0), []
+    monkeypatch.setattr(disk, "_write_all", lambda fd, data, offset: written.append((offset, len(data))))
+    disk.create_segment(path, 8 << 20, "commitlog")
+    fd = os.open(path, os.O_RDWR)
+    try:
+        Runway(tmp_path, 8 << 20).extend(lambda: 0)
+        disk.cut(fd, 1000, 8 << 20, "commitlog", path)
+        assert written == []
+        os.pwrite(fd, b"stale", 5 << 20)
+        disk.cut(fd, 1000, 8 << 20, "commitlog", path)
+        assert [(offset, size) for offset, size in written if offset <= 5 << 20 < offset + size]
+        assert sum(size for _, size in written) <= 1 << 20
+    finally:
+        os.close(fd)
 
 
 def test_nothing_is_written(short, tmp_path):
