@@ -115,7 +115,8 @@ class App:
         self._named.append((route.segments, {route.method: route}))
 
     def _find(self, path: str, method: str) -> tuple[Route, dict[str, str]]:
-        methods, names = self._static.get(path), dict[str, str]()
+        methods = self._static.get(path)
+        names: dict[str, str] = {}
         if methods is None:
             methods, names = self._find_named(tuple(path.split("/")))
         if methods is None:
@@ -180,7 +181,8 @@ class Exchange:
         self.route: Route | None = None
         self.principal = NOBODY
         self.session: Session | None = None
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        headers = scope["headers"]
+        self.headers: dict[bytes, bytes] = headers if type(headers) is dict else dict(headers)  # straight.py has one already
         self._media = wire.JSON
         extensions = scope.get("extensions")
         self._whole: Whole | None = extensions.get(WHOLE) if extensions is not None else None

@@ -213,7 +213,8 @@ class EdgeStore:
 
     def _sift(self, messages: Sequence[Message], heads: Any, now_s: int) -> tuple[Sequence[int], dict[bytes, Known]]:
         """(half_offset of each message, keys to remember): an offset before half_end is an earlier half with the same dedup key."""
-        following, keys, given = self.half_end, dict[bytes, Known](), frames.dedup_keys_of(messages)
+        following, given = self.half_end, frames.dedup_keys_of(messages)
+        keys: dict[bytes, Known] = {}
         if not any(given):
             return range(following, following + len(messages)), keys
         digests = [
