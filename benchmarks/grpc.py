@@ -84,7 +84,7 @@ def measure(ours: Server, other: Server, scale: float) -> dict[str, float]:
         calls = max(int(whole * scale), 10)
         ours.rate(in_flight, calls // 2)  # warm
         other.rate(in_flight, calls // 2)
-        mine, theirs = alternate(lambda: ours.rate(in_flight, calls), lambda: other.rate(in_flight, calls), ROUNDS)  # noqa: B023
+        mine, theirs = alternate(ROUNDS, lambda: ours.rate(in_flight, calls), lambda: other.rate(in_flight, calls))  # noqa: B023
         print(f"{in_flight} in flight, calls/s: {spread(mine)}; bare: {spread(theirs)}")
         end = "" if in_flight == 64 else f"_{in_flight}"
         figures[f"grpc.send_over_bare{end}"] = statistics.median(mine) / statistics.median(theirs)

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support import load, report, scratch, spread
+from benchmarks.support import alternate, load, ratio, report, scratch, spread
 from escrow import Api, AsyncProducer, End, Message, Outcome, Producer
 from escrow.api import posting_ends, posting_halves
 from escrow.loop import LoopTransport
@@ -155,18 +155,7 @@ def cpu_us(edge_pid: int, transact: Callable[[], None]) -> float:
 
 def in_turns(rounds: int, **sides: Callable[[], float]) -> dict[str, list[float]]:
     """Each side once in every round, and once to warm up."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(rounds + 1):
-        for name, side in sides.items():
-            value = side()
-            if number:
-                found[name].append(value)
-    return found
-
-
-def ratio(over: list[float], under: list[float]) -> float:
-    """Median of the rounds: what is slow for a while is so for both."""
-    return statistics.median(one / other for one, other in zip(over, under, strict=True))
+    return {name: values[1:] for name, values in zip(sides, alternate(rounds + 1, *sides.values()), strict=True)}
 
 
 def measure(url: str, edge_pid: int, api: Api, producer: Producer, single: Producer) -> dict[str, float]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.support import alternate, load, private_mib, report, scratch, seconds, spread
+from benchmarks.support import alternate, load, private_mib, ratio, report, scratch, seconds, spread
 from checker.decisions import Decision, Tick, decide
 from checker.policy import Policy
 from store.edge import EdgeStore, End
@@ -124,9 +124,9 @@ def decide_over_scan(root: Path) -> float:
         return seconds(decide_all)
 
     bare(), ours()
-    mine, scans = alternate(ours, bare, 9)
+    mine, scans = alternate(9, ours, bare)
     print(f"decide 10 M rows: {spread([x * 1e3 for x in mine])} ms; bare pass {spread([x * 1e3 for x in scans])} ms")
-    return statistics.median(a / b for a, b in zip(mine, scans, strict=True))
+    return ratio(mine, scans)
 
 
 # --- rebuild ---------------------------------------------------------------------------------------------------------------

@@ -28,10 +28,15 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def alternate(first: Callable[[], float], second: Callable[[], float], rounds: int) -> tuple[list[float], list[float]]:
-    """Run two measurements in turns, so that a noisy machine is noisy for both."""
-    pairs = [(first(), second()) for _ in range(rounds)]
-    return [a for a, _ in pairs], [b for _, b in pairs]
+def alternate(rounds: int, *sides: Callable[[], float]) -> list[list[float]]:
+    """Run measurements in turns, so that a noisy machine is noisy for all."""
+    found = [[side() for side in sides] for _ in range(rounds)]
+    return [list(column) for column in zip(*found, strict=True)]
+
+
+def ratio(over: list[float], under: list[float]) -> float:
+    """Median of the rounds: what is slow for a while is so for both."""
+    return statistics.median(one / other for one, other in zip(over, under, strict=True))
 
 
 def spread(values: list[float]) -> str:

@@ -156,7 +156,7 @@ class Transport:
         self._polls: set[Connection] = set()
         self._poll_epoch = 0
         # Reentrant, unlike an Event: close() may come from a signal handler, in the middle of a wait.
-        self._changed, self._closed = threading.Condition(), False
+        self._changed, self._closed = threading.Condition(self._lock), False
 
     # --- calls ------------------------------------------------------------------------------------------------------------
     def call(

@@ -252,7 +252,6 @@ class Edge:
         self.stop()
         for part in reversed(self.parts):
             await part.close()
-        self.store.runway.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

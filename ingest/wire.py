@@ -26,6 +26,7 @@ from ingest.ids import ID_CHARACTERS, Sealed
 from ingest.listings import Listed, ListPage, Query
 from ingest.operator import Action, Audited, Done
 from store.frames import (
+    ALIKE_MIN,
     CHECK_IMMUNITY_TIME_IN_SECONDS,
     KEYS,
     NAME_MAX_BYTES,
@@ -529,9 +530,15 @@ def _rows(sealed: Sealed, before: bytes, between: bytes, numbers: npt.NDArray[An
     return rows.tobytes()
 
 
-def _as_json(answer: Any) -> Any:
+def _sealed(answer: Any) -> Sealed:
+    """The only thing in an answer that the encoders do not know."""
     if type(answer) is not Sealed:
         raise NotImplementedError(f"{type(answer).__name__} is not for an answer")
+    return answer
+
+
+def _as_json(given: Any) -> Any:
+    answer = _sealed(given)
     high, low = divmod(answer.first, len(_LAST_DIGITS))
     if not high or low + len(answer) > len(_LAST_DIGITS):  # they differ in more than their last digits
         return [HalfOut(*half) for half in answer]
@@ -539,9 +546,8 @@ def _as_json(answer: Any) -> Any:
     return msgspec.Raw(b"[%b]" % rows[:-1])
 
 
-def _as_msgpack(answer: Any) -> Any:
-    if type(answer) is not Sealed:
-        raise NotImplementedError(f"{type(answer).__name__} is not for an answer")
+def _as_msgpack(given: Any) -> Any:
+    answer = _sealed(given)
     first, stop = answer.first, answer.first + len(answer)
     if first <= 0xFFFF or stop > 1 << 32 or not 16 <= len(answer) <= 0xFFFF:  # other lengths of numbers
         return [HalfOut(*half) for half in answer]
@@ -598,10 +604,6 @@ def _invalid(error: msgspec.ValidationError) -> InvalidRequest:
 
 # --- into the rooms below -------------------------------------------------------------------------------------------------
 assert len(Message._fields) == 12  # see _message
-
-
-#: So many messages, and more, are worth a look at whether they are alike.
-ALIKE_MIN: Final = 8
 
 
 def messages(items: Sequence[MessageIn]) -> Sequence[Message]:

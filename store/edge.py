@@ -47,7 +47,7 @@ from store.errors import (
     SegmentGone,
     StoreUnusable,
 )
-from store.frames import AlikeMessages, Frame, FrameKind, Message, Op
+from store.frames import ALIKE_MIN, AlikeMessages, Frame, FrameKind, Message, Op
 from store.pending import PendingByGroup
 from store.progress import Progress, no_progress
 from store.published import EDGE_MAGIC, JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
@@ -63,8 +63,6 @@ _NO_HALF: Final = -1
 Tails = Sequence[Sequence[bytes]]
 #: What a producer says of nearly every half.
 _PLAIN_ENDS: Final = frozenset({OpKind.COMMIT, OpKind.ROLLBACK})
-#: So many messages, or ends, of a batch, and more, are worth a look at whether they are alike.
-ALIKE_MIN: Final = 8
 #: Of so many halves at most is known where they lie and where they go.
 RECENT_MAX: Final = 1 << 16
 _RECENT: Final = np.dtype(

@@ -209,6 +209,10 @@ class Message(NamedTuple):
     own: Mapping[str, str] = NO_PROPERTIES
 
 
+#: So many messages, or ends, of a batch, and more, are worth a look at whether they are alike.
+ALIKE_MIN: Final = 8
+
+
 @final
 class AlikeMessages(Sequence[Message]):
     """Messages of one group for one topic that ask for nothing special, in columns: nearly all that come many at a time.
@@ -468,8 +472,9 @@ def op_heads_of(
 
 
 def op_tails(ops: Sequence[Op]) -> list[list[bytes]]:
-    """What follows the heads of ops, for `encode_batch`."""
-    return [[op.detail for op in ops], [np.asarray(op.asked, "<i8").tobytes() if op.asked else b"" for op in ops]]
+    """What follows the heads of ops, for `encode_batch`: mostly nothing does."""
+    details, asked = [op.detail for op in ops], [np.asarray(op.asked, "<i8").tobytes() if op.asked else b"" for op in ops]
+    return [column for column in (details, asked) if any(column)]
 
 
 def encode_detail(actor: str = "", remark: str = "") -> bytes:

@@ -8,7 +8,7 @@ import pytest
 from ingest import wire
 from ingest.errors import InvalidRequest
 from ingest.ids import Sealer
-from store.frames import AlikeMessages, Message
+from store.frames import ALIKE_MIN, AlikeMessages, Message
 
 PLAIN = {"group": "orders", "topic": "paid", "text": "é"}
 
@@ -24,7 +24,7 @@ def test_messages_that_are_alike_are_read_as_they_would_be_one_by_one(count, con
         {"group": "orders", "topic": "paid", **content, "dedup_key": f"{number}", "born_at_ms": number} for number in range(count)
     ]
     found = read(items)
-    assert isinstance(found, AlikeMessages) == (count >= wire.ALIKE_MIN)
+    assert isinstance(found, AlikeMessages) == (count >= ALIKE_MIN)
     assert list(found) == [message for item in items for message in read([item])]
     body = b"\x00\x01" if "body" in content else "é".encode()
     assert found[-1] == Message("orders", "paid", body, born_at_ms=count - 1, dedup_key=f"{count - 1}")
