@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from store.edge import EdgeStore
 
 CHECKPOINT = "edge.checkpoint"
-_DEDUP_MARK = f"{frames.DEDUP_KEY}\x01".encode()
+_DEDUP_KEY = frames.PropertyFinder(frames.DEDUP_KEY)
 _NO_HALF = -1
 
 
@@ -182,11 +182,11 @@ class _Replay:
         if head[7] != self._edge.half_end:
             self._skip_halves(head[7])
         self._learn_names(head, content)
-        if _DEDUP_MARK in (properties := bytes(content[frames.HALF_HEAD.itemsize + head[21] :])):
+        key = _DEDUP_KEY.find(bytes(content[frames.HALF_HEAD.itemsize + head[21] :]))
+        if key:
             body_crc = crc32(content[frames.HALF_HEAD.itemsize : frames.HALF_HEAD.itemsize + head[21]])
-            key = frames.decode_properties(properties)[frames.DEDUP_KEY]
             self._edge.dedup.ensure(1, head[8] // 1000)
-            self._edge.dedup.put_all({digest_of(head[11], key): Known(head[7], head[8] // 1000, body_crc)})
+            self._edge.dedup.put_all({digest_of(head[11], key.decode(errors="replace")): Known(head[7], head[8] // 1000, body_crc)})
         self._halves.append((at, size, head[10]))
         self._edge.half_end = head[7] + 1
         if len(self._halves) >= self.FLUSH_EVERY:

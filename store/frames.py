@@ -392,8 +392,33 @@ def encode_given_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def decode_properties(content: bytes) -> dict[str, str]:
+    """All of them; ValueError where these bytes are no properties."""
     pairs = content.decode().split("\x02")[:-1]
     return dict(pair.split("\x01", 1) for pair in pairs)
+
+
+@final
+class PropertyFinder:
+    """Finds one property's value among encoded ones without decoding the others.
+
+    A name counts only as a whole, between the separators: `my__DEDUP_KEY__` is not `__DEDUP_KEY__`."""
+
+    __slots__ = ("_first", "_later")
+
+    def __init__(self, name: str) -> None:
+        self._first = f"{name}\x01".encode()
+        self._later = b"\x02" + self._first
+
+    def find(self, content: bytes) -> bytes | None:
+        """The value, UTF-8; None where the property is not there."""
+        if content.startswith(self._first):
+            begin = len(self._first)
+        elif (at := content.find(self._later)) >= 0:
+            begin = at + len(self._later)
+        else:
+            return None
+        stop = content.find(b"\x02", begin)
+        return content[begin:stop] if stop >= 0 else None
 
 
 def crc_seed(commit_log_offset: int) -> int:
@@ -559,7 +584,11 @@ def _decode_message(frame: memoryview, commit_log_offset: int, kind: FrameKind) 
     if properties_at + fields["properties_bytes"] != len(frame):
         raise Corrupt("commitlog", commit_log_offset, "body and properties do not fill the frame")
     _, size, _, _, _, length, index, queue_offset, stored_at_ms = head
-    body, properties = bytes(frame[body_at:properties_at]), decode_properties(bytes(frame[properties_at:]))
+    body = bytes(frame[body_at:properties_at])
+    try:
+        properties = decode_properties(bytes(frame[properties_at:]))
+    except ValueError as error:
+        raise Corrupt("commitlog", commit_log_offset, f"properties that cannot be read ({error})") from error
     return Frame(commit_log_offset, size, kind, queue_offset, stored_at_ms, length, index, fields, body, properties)
 
 

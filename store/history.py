@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.columns import last_of_each
-from store.frames import HALF_HEAD_BYTES, KEYS, TAGS
+from store.frames import HALF_HEAD_BYTES, KEYS, TAGS, PropertyFinder
 from store.published import EdgeSlot, JobSlot
 from store.reader import CLOCK_SLACK_MS, open_readers
 from store.records import STATE_OF_OP, OpKind, State, check_count_of, state_of
@@ -189,21 +189,17 @@ class History:
         )
         for (offset, body, size), valid in zip(places, good.tolist(), strict=True):
             found = self._log.log.frame_bytes(offset + HALF_HEAD_BYTES + body, size).tobytes() if valid and size else b""
-            keys.append(_property(found, _KEY))
-            tags.append(_property(found, _TAG))
+            keys.append(_text(_KEY.find(found)))
+            tags.append(_text(_TAG.find(found)))
         return keys, tags
 
 
-_KEY: Final = f"{KEYS}\x01".encode()
-_TAG: Final = f"{TAGS}\x01".encode()
+_KEY: Final = PropertyFinder(KEYS)
+_TAG: Final = PropertyFinder(TAGS)
 
 
-def _property(properties: bytes, begin: bytes) -> str | None:
-    """One value out of `name 0x01 value 0x02` pairs, without taking the others apart."""
-    at = 0 if properties.startswith(begin) else properties.find(b"\x02" + begin) + 1
-    if at == 0 and not properties.startswith(begin):
-        return None
-    return properties[at + len(begin) : properties.index(b"\x02", at)].decode()
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode(errors="replace")
 
 
 def _apply(ops: Array, first: int, stop: int, ended: Array) -> None:

@@ -26,7 +26,7 @@ from store.directory import StoreDirectory
 from store.ends import SEGMENT_BYTES as ENDS_SEGMENT
 from store.ends import EndsTable
 from store.errors import Corrupt
-from store.frames import HALF_HEAD_BYTES, KEYS, MAGIC, Frame, FrameKind, encode_route
+from store.frames import HALF_HEAD_BYTES, KEYS, MAGIC, Frame, FrameKind, PropertyFinder, encode_route
 from store.pending import Rows
 from store.published import EdgeSlot, JobSlot
 from store.reader import CLOCK_SLACK_MS
@@ -54,7 +54,7 @@ DISCARDED: Final = frozenset({int(State.DISCARDED_MAX), int(State.DISCARDED_EXPI
 ENDED: Final = frozenset({int(State.COMMITTED), int(State.ROLLED_BACK)})
 IN_DOUBT: Final = OPEN | DISCARDED
 _SEPARATOR: Final = b"\x02"
-_KEY_NAME: Final = f"\x02{KEYS}\x01".encode()
+_KEY: Final = PropertyFinder(KEYS)
 _SETTLING: Final = (OpKind.COMMIT, OpKind.ROLLBACK, OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED)
 
 Enough = Callable[[], bool]
@@ -307,8 +307,7 @@ class Listing:
         for begin, length in zip(begins, heads["properties_bytes"].tolist(), strict=True):
             within = begin % size
             content = log.file.segment(begin - within).buffer[within : within + length]
-            at = content.find(_KEY_NAME)
-            yield content[at + len(_KEY_NAME) : content.find(_SEPARATOR, at + 1)] if at >= 0 else b""
+            yield _KEY.find(content) or b""
 
     # --- filters ---------------------------------------------------------------------------------------------------------------
     def _resolve(self, wanted: Wanted) -> _Filter:

@@ -57,6 +57,7 @@ _NOTED_SLOTS: Final = (
 )
 _CHECKPOINT_FIELDS: Final = {"log_end", "half_end", "op_end", "half_begin", "positions", "clean"}
 _ASKED_TAG: Final = -2
+_TAG: Final = frames.PropertyFinder(frames.TAGS)
 _SETTLING: Final = (OpKind.COMMIT, OpKind.ROLLBACK, OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED, OpKind.RESUME)
 #: Byte of the ends table after an op of each kind; RESUME opens again.
 _BYTE_AFTER: Final = np.zeros(16, np.uint8)
@@ -379,7 +380,7 @@ class EdgeSide(EdgeFiles):
                 prefix = prefixes[group_no, topic_no] = frames.encode_properties(own)
             at = offset - start + HALF_HEAD.itemsize + body
             content = bytes(raw[at : at + size])
-            if not code and content.startswith(prefix) and b"TAGS\x01" not in content:
+            if not code and content.startswith(prefix) and _TAG.find(content) is None:
                 continue
             self._check_properties(offset, offset + HALF_HEAD.itemsize + body, content, prefix, code)
 

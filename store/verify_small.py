@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from store import dedup, disk, frames
 from store.audit import AuditRecord
 from store.consumers import ConsumerKind, decode
 from store.cursor import CURSOR_MAGIC
-from store.dedup import SLOT, SLOT_DTYPE
+from store.dedup import SLOT, SLOT_DTYPE, digest_of
 from store.directory import StoreDirectory
 from store.errors import Corrupt
 from store.frames import HALF_HEAD
@@ -28,6 +27,7 @@ from store.verify_job import JobSide
 
 _CURSORS: Final = ("check", "proposal", "quarantine")
 _CURSOR_SLOTS: Final = 8
+_DEDUP_KEY: Final = frames.PropertyFinder(frames.DEDUP_KEY)
 
 
 def check_small_files(directory: StoreDirectory, edge: EdgeSide, job: JobSide, findings: Findings, quick: bool) -> None:
@@ -153,12 +153,8 @@ def _check_slot(path: Path, slots: Any, at: int, edge: EdgeSide, findings: Findi
         content = edge.log.read(offset, size).tobytes()
         head = np.frombuffer(content, HALF_HEAD, 1)[0]
         body_end = HALF_HEAD.itemsize + int(head["body_bytes"])
-        try:
-            key = frames.decode_properties(content[body_end:]).get(frames.DEDUP_KEY)
-        except ValueError:
-            key = None
-        group_no = int(head["group_no"]).to_bytes(4, "little", signed=True)
-        if key is None or digest != blake2b(group_no + key.encode(), digest_size=16).digest():
+        key = _DEDUP_KEY.find(content[body_end:])
+        if key is None or digest != digest_of(int(head["group_no"]), key.decode(errors="replace")):
             findings.add(path, at * SLOT.size, f"the digest is not that of the key of half {half}")
         if int(slots["stored_at_s"][at]) != int(head["stored_at_ms"]) // 1000:
             findings.add(path, at * SLOT.size + 24, f"stored_at_s is not that of half {half}")

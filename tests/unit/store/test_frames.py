@@ -157,6 +157,35 @@ def test_properties_may_be_empty_and_hold_anything_else():
 
 
 @pytest.mark.parametrize(
+    ("properties", "value"),
+    [
+        ({"k": "1"}, b"1"),
+        ({"a": "", "k": "1", "b": "2"}, b"1"),
+        ({"a": "", "k": ""}, b""),
+        ({"kk": "1", "K": "2", "a": "k"}, None),
+        ({"xk": "1", "k": "2"}, b"2"),
+        ({}, None),
+    ],
+)
+def test_a_property_is_found_by_its_whole_name(properties, value):
+    assert frames.PropertyFinder("k").find(frames.encode_properties(properties)) == value
+
+
+@pytest.mark.parametrize("content", [b"k", b"k\x01", b"a\x02k\x01v"])
+def test_a_property_that_does_not_end_is_not_found(content):
+    assert frames.PropertyFinder("k").find(content) is None
+
+
+@pytest.mark.parametrize("content", [b"no separator\x02", b"\xff\x01\x02"])
+def test_a_frame_whose_properties_cannot_be_read_is_corrupt(content):
+    head = np.zeros(1, frames.HALF_HEAD)
+    head["kind"], head["properties_bytes"] = FrameKind.HALF, len(content)
+    frame = bytes(frames.encode_batch(head, [[content]], 0))
+    with pytest.raises(Corrupt, match="properties that cannot be read"):
+        frames.decode_frame(memoryview(frame), 0)
+
+
+@pytest.mark.parametrize(
     ("tags", "java"),
     [  # String.hashCode() of a JVM
         ("", 0),
