@@ -7,8 +7,10 @@ are 256 random bits. The file of tokens (TOML, setting tokensFile, `escrow token
     name = "orders-service"          # who it is: shown in logs and in the history, never the secret
     id = "k3v7q2xa"
     sha256 = "…"                     # of the whole token, 64 hexadecimal digits
-    produce = ["orders", "orders-*"] # producer groups; a * at the end stands for any rest
-    consume = ["invoices"]           # topics
+    produce = ["orders*:order-*"]    # GROUP:TOPIC, `ingest.grants`
+    consume = ["invoices:billing"]   # TOPIC:GROUP
+    deny_produce = []                # the same forms; what they cover is refused
+    deny_consume = []
     operator = false                 # resume, status, every transaction; and metrics
     metrics = false
 
@@ -24,6 +26,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import logging
 import re
 import time
 import tomllib
@@ -34,63 +37,53 @@ from typing import Any, Final
 
 from escrow.settings import Settings
 from ingest.errors import CannotStart, Forbidden, TokensUnusable, Unauthorized
+from ingest.grants import EVERYTHING, RULE, Grants, wide_rules
 from ingest.watched import Watched
+from store.frames import DLQ_PREFIX
 
 TOKEN: Final = re.compile(r"escrow_([a-z2-7]{8})_[A-Za-z0-9_-]{43}")
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-PATTERN: Final = re.compile(r"[A-Za-z0-9_%|.-]*\*?")
 #: Headers that are known to be good; a client sends the same one with every request.
 CACHE_MAX: Final = 4096
 #: A header with a token has 67; the same token among many blanks is looked up each time.
 CACHED_MAX_CHARACTERS: Final = 128
-_FIELDS: Final = frozenset({"name", "id", "sha256", "produce", "consume", "operator", "metrics", "made_at"})
+_RULES: Final = ("produce", "consume", "deny_produce", "deny_consume")
+_FIELDS: Final = frozenset({"name", "id", "sha256", *_RULES, "operator", "metrics", "made_at"})
 _NO_DIGEST: Final = bytes(32)
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """A list of names; one with * at its end stands for all that begin so."""
-
-    exact: frozenset[str] = frozenset()
-    prefixes: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, patterns: list[str]) -> Names:
-        return cls(
-            frozenset(each for each in patterns if not each.endswith("*")),
-            tuple(each[:-1] for each in patterns if each.endswith("*")),
-        )
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.exact or name.startswith(self.prefixes)
-
-
-ALL: Final = Names.of(["*"])
+LOG: Final = logging.getLogger("escrow.edge")
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody, and what he may do. `require_…` raise Forbidden and say which role is missing."""
+    """Who calls, and what they may do. `require_…` raise Forbidden and say which role is missing."""
 
     name: str
-    produce: Names = field(default_factory=Names)
-    consume: Names = field(default_factory=Names)
+    produce: Grants = field(default_factory=Grants)
+    consume: Grants = field(default_factory=Grants)
     operator: bool = False
     metrics: bool = False
 
     def may_produce(self, group: str) -> bool:
-        return group in self.produce
-
-    def may_consume(self, topic: str) -> bool:
-        return topic in self.consume
+        """For some topic: end, answer checks, see transactions."""
+        return self.produce.covers_some(group)
 
     def require_produce(self, group: str) -> None:
-        if group not in self.produce:
-            self._refuse(f"produce for group {group[:80]!r}", f"--produce {group[:80]}")
+        if not self.may_produce(group):
+            self._refuse(f"produce for group {group[:80]!r}", f"--produce {group[:80]}:TOPIC")
 
-    def require_consume(self, topic: str) -> None:
-        if topic not in self.consume:
-            self._refuse(f"consume topic {topic[:80]!r}", f"--consume {topic[:80]}")
+    def require_send(self, group: str, topic: str) -> None:
+        """To store a half or a message of this group for this topic."""
+        if topic.startswith(DLQ_PREFIX):
+            raise Forbidden(f"topic {topic[:80]!r}: only Escrow writes dead letters; send to the topic that they came from")
+        if not self.produce.covers(group, topic):
+            what = f"send to topic {topic[:80]!r} as group {group[:80]!r}"
+            self._refuse(what, f"--produce {group[:80]}:{topic[:80]}")
+
+    def require_consume(self, topic: str, group: str) -> None:
+        """To read a topic, acknowledge, seek and replay as this consumer group."""
+        if not self.consume.covers(topic, group):
+            what = f"consume topic {topic[:80]!r} as group {group[:80]!r}"
+            self._refuse(what, f"--consume {topic[:80]}:{group[:80]}")
 
     def require_operator(self) -> None:
         if not self.operator:
@@ -105,7 +98,7 @@ class Principal:
 
 
 NOBODY: Final = Principal("nobody")
-ANONYMOUS: Final = Principal("anonymous", ALL, ALL, operator=True, metrics=True)
+ANONYMOUS: Final = Principal("anonymous", EVERYTHING, EVERYTHING, operator=True, metrics=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +109,10 @@ class Token:
     digest: bytes
     principal: Principal
     entry: Mapping[str, Any]
+
+    @property
+    def wide(self) -> list[str]:
+        return wide_rules(self.entry)
 
 
 class Access:
@@ -137,6 +134,9 @@ class Access:
             return None
         tokens = parse(text, str(self._file))
         self._read_once = True
+        for token in tokens.values():
+            for advice in token.wide:
+                LOG.warning("%s: token %s: %s", self._file, token.principal.name, advice)
         return tokens
 
     @property
@@ -204,7 +204,8 @@ class Access:
 
     def figures(self) -> dict[str, Any]:
         tokens = self._watched.get()
-        return {"tokens": None if tokens is None else len(tokens), "problem": self._watched.problem}
+        wide = [token.principal.name for token in (tokens or {}).values() if token.wide]
+        return {"tokens": None if tokens is None else len(tokens), "wide": wide, "problem": self._watched.problem}
 
 
 def digest_of(token: str) -> bytes:
@@ -272,8 +273,8 @@ def _token(entry: object, where: str) -> Token:
     operator = _switch(entry, "operator", where)
     principal = Principal(
         name,
-        Names.of(_patterns(entry, "produce", where)),
-        Names.of(_patterns(entry, "consume", where)),
+        Grants.of(_rules(entry, "produce", where), _rules(entry, "deny_produce", where)),
+        Grants.of(_rules(entry, "consume", where), _rules(entry, "deny_consume", where)),
         operator,
         _switch(entry, "metrics", where) or operator,
     )
@@ -294,10 +295,11 @@ def _switch(entry: Mapping[str, Any], name: str, where: str) -> bool:
     return value
 
 
-def _patterns(entry: Mapping[str, Any], name: str, where: str) -> list[str]:
+def _rules(entry: Mapping[str, Any], name: str, where: str) -> list[str]:
     value = entry.get(name, [])
-    if not isinstance(value, list) or not all(isinstance(each, str) and each and PATTERN.fullmatch(each) for each in value):
-        raise TokensUnusable(f"{where}: {name}: must be a list of names; a * may stand at the end of one, nowhere else")
+    if not isinstance(value, list) or not all(isinstance(each, str) and RULE.fullmatch(each) for each in value):
+        form = "TOPIC:GROUP" if name.endswith("consume") else "GROUP:TOPIC"
+        raise TokensUnusable(f"{where}: {name}: must be a list of {form}; a * may end a name and stand nowhere else")
     return value
 
 

@@ -17,16 +17,16 @@ _TAKES: Final = (400, 408, 413, 415, 429, 503)
 _ASKS: Final = (400, 429, 503)
 
 
-def _require_produce(exchange: Exchange, items: Sequence[wire.MessageIn] | Sequence[wire.EndIn]) -> None:
-    """For every group that a batch names; mostly it is one."""
-    for group in {item.group for item in items}:
-        exchange.principal.require_produce(group)
+def _require_send(exchange: Exchange, messages: Sequence[wire.MessageIn]) -> None:
+    """For every group and topic that a batch names; mostly it is one pair."""
+    for group, topic in {(message.group, message.topic) for message in messages}:
+        exchange.principal.require_send(group, topic)
 
 
 # --- producers --------------------------------------------------------------------------------------------------------------
 async def post_halves(exchange: Exchange) -> None:
     given = await exchange.body(wire.MessagesIn)
-    _require_produce(exchange, given.messages)
+    _require_send(exchange, given.messages)
     storing = exchange.edge.store_halves(wire.messages(given.messages))
     del given  # before the flush, not after it: the next request is read into memory that is warm
     await exchange.answer(wire.halves(await storing))
@@ -34,14 +34,15 @@ async def post_halves(exchange: Exchange) -> None:
 
 async def post_messages(exchange: Exchange) -> None:
     given = await exchange.body(wire.MessagesIn)
-    _require_produce(exchange, given.messages)
+    _require_send(exchange, given.messages)
     places = await exchange.edge.send(wire.messages(given.messages))
     await exchange.answer(wire.MessagesOut([wire.PlaceOut(*place) for place in places]))
 
 
 async def post_ends(exchange: Exchange) -> None:
     given = await exchange.body(wire.EndsIn)
-    _require_produce(exchange, given.ends)
+    for group in {end.group for end in given.ends}:
+        exchange.principal.require_produce(group)
     await exchange.answer(wire.end_answers(await exchange.edge.end(wire.ends(given.ends))))
 
 
@@ -66,7 +67,7 @@ async def get_transaction(exchange: Exchange) -> None:
 async def get_messages(exchange: Exchange) -> None:
     """What could not be written goes to another consumer at once."""
     asked, topic = exchange.query(wire.MessagesQuery), exchange.name("topic")
-    exchange.principal.require_consume(topic)
+    exchange.principal.require_consume(topic, asked.group)
     consumption = exchange.edge.consumption
     async with exchange.attended():
         found = await consumption.poll(
@@ -83,14 +84,14 @@ async def get_messages(exchange: Exchange) -> None:
 
 async def post_acks(exchange: Exchange) -> None:
     given, topic = await exchange.body(wire.ReceiptsIn), exchange.name("topic")
-    exchange.principal.require_consume(topic)
+    exchange.principal.require_consume(topic, given.group)
     answers = await exchange.edge.consumption.ack(topic, given.group, given.receipts)
     await exchange.answer(wire.AcksOut([wire.AckOut(answer) for answer in answers]))  # type: ignore[arg-type]
 
 
 async def post_visibility(exchange: Exchange) -> None:
     given, topic = await exchange.body(wire.VisibilityIn), exchange.name("topic")
-    exchange.principal.require_consume(topic)
+    exchange.principal.require_consume(topic, given.group)
     consumption = exchange.edge.consumption
     await exchange.answer(
         wire.ReceiptsOut(await consumption.change_visibility(topic, given.group, given.receipts, given.visibility_s))
@@ -99,21 +100,21 @@ async def post_visibility(exchange: Exchange) -> None:
 
 async def post_seek(exchange: Exchange) -> None:
     given, topic = await exchange.body(wire.SeekIn), exchange.name("topic")
-    exchange.principal.require_consume(topic)
+    exchange.principal.require_consume(topic, given.group)
     found = await exchange.edge.consumption.seek(topic, given.group, given.to)
     await exchange.answer(wire.SeekOut([wire.PlaceOut(*place) for place in sorted(found.items())]))
 
 
 async def get_dead_letters(exchange: Exchange) -> None:
     asked, group = exchange.query(wire.LettersQuery), exchange.name("group")
-    exchange.principal.require_consume(dead_letter_topic(group))
+    exchange.principal.require_consume(dead_letter_topic(group), group)
     found, following = await exchange.edge.consumption.dead_letters(group, after=asked.after, max_letters=asked.max)
     await exchange.answer(wire.LettersOut([wire.letter(each) for each in found], following))
 
 
 async def post_replay(exchange: Exchange) -> None:
     given, group = await exchange.body(wire.ReplayIn), exchange.name("group")
-    exchange.principal.require_consume(dead_letter_topic(group))
+    exchange.principal.require_consume(dead_letter_topic(group), group)
     await exchange.answer(wire.ReplayOut(await exchange.edge.consumption.replay(group, given.ids)))
 
 

@@ -12,7 +12,7 @@ import secrets
 from base64 import b32encode
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ingest import secret_files
 from ingest.access import Token, digest_of, parse
@@ -31,15 +31,27 @@ def load(file: Path) -> dict[str, Token]:
 
 
 def add(
-    file: Path, name: str, produce: Sequence[str], consume: Sequence[str], *, operator: bool, metrics: bool, made_at: str
+    file: Path,
+    name: str,
+    produce: Sequence[str],
+    consume: Sequence[str],
+    *,
+    deny_produce: Sequence[str] = (),
+    deny_consume: Sequence[str] = (),
+    operator: bool,
+    metrics: bool,
+    made_at: str,
 ) -> str:
-    """A new token, which only its hash is kept of: whoever loses the answer makes another."""
+    """A new token. Only its hash is kept: a lost token cannot be shown again. The rules are those of `ingest.grants`."""
     with secret_files.locked(file):
         text = _read(file)
         known = parse(text, str(file))
         id = _fresh_id(known)
         token = f"escrow_{id}_{secrets.token_urlsafe(32)}"
-        entry = {"name": name, "id": id, "sha256": digest_of(token).hex(), "produce": list(produce), "consume": list(consume)}
+        entry: dict[str, Any] = {"name": name, "id": id, "sha256": digest_of(token).hex()}
+        entry |= {"produce": list(produce), "consume": list(consume)}
+        denied = {"deny_produce": list(deny_produce), "deny_consume": list(deny_consume)}
+        entry |= {side: rules for side, rules in denied.items() if rules}
         lines = [f"{key} = {json.dumps(value)}" for key, value in entry.items()]
         lines += [f"operator = {str(operator).lower()}", f"metrics = {str(metrics).lower()}", f"made_at = {made_at}"]
         begun = (text.rstrip("\n") if text else HEADER.rstrip("\n")) + "\n\n"

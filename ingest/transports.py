@@ -23,11 +23,11 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from ingest import wire
-from ingest.access import Names
 from ingest.breaker import Breaker
 from ingest.checks import CheckRequest, Handover
 from ingest.core import Edge, EndRequest
 from ingest.errors import CannotStart, Closing, EdgeError
+from ingest.grants import Names
 from ingest.groups import Webhook
 from ingest.threads import Threads
 from ingest.webhooks import NotHandedOver, Verdict, WebhookClient, encode

@@ -17,18 +17,30 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Clients show a token with every request: Authorization: Bearer escrow_…
-Each has roles. produce names the producer groups that it may send and end halves for, consume
-the topics that it may read; * at the end of a name stands for any rest. operator may resume,
-see every transaction, the status and the metrics; metrics reads /metrics only.
+Each has roles.
+
+  --produce GROUP:TOPIC       send halves and messages to the topic as this producer group; end
+                              its transactions, answer its checks and see them
+  --consume TOPIC:GROUP       read the topic as this consumer group: acknowledge, seek, replay
+  --deny-produce GROUP:TOPIC  refuse what another rule would allow; likewise --deny-consume
+  --operator                  resume, see every transaction, the status and the metrics
+  --metrics                   read /metrics only
+
+A * at the end of a name stands for any rest. Each option may be given several times. Without a
+second name a rule allows every topic (every consumer group): write it, or * if all are meant.
 
 A token is printed once. The file (setting tokensFile) keeps a hash, so a lost token cannot be
 looked up: make another one and revoke the old one. A running edge takes a change up within a
 second. As soon as there is one token, every request needs one; before, only loopback is served.
 """
 
+#: Fields of a token that hold rules, and the options that set them.
+RULES = ("produce", "consume", "deny_produce", "deny_consume")
+
 EPILOG = """\
 examples:
-  escrow token new orders-service --produce 'orders*' --consume invoices
+  escrow token new orders-service --produce 'orders*:order-*' --consume invoices:billing
+  escrow token new reports --consume '*:reports' --deny-consume 'salaries*'
   escrow token new ops --operator
   escrow token new prometheus --metrics
   escrow token list
@@ -50,8 +62,10 @@ def add_parser(subparsers: Subparsers) -> None:
     tools = parser.add_subparsers(title="tools", metavar="TOOL")
     new = _add_tool(tools, "new", run_new, "make a token and print it, once")
     new.add_argument("name", metavar="NAME", help="who will use it: shown by list, in logs and in histories")
-    new.add_argument("--produce", metavar="GROUP", action="append", default=[], help="a producer group, or the begin of one and *")
-    new.add_argument("--consume", metavar="TOPIC", action="append", default=[], help="a topic, or the begin of one and *")
+    new.add_argument("--produce", metavar="GROUP:TOPIC", action="append", default=[], help="may send to the topic as this group")
+    new.add_argument("--consume", metavar="TOPIC:GROUP", action="append", default=[], help="may read the topic as this group")
+    new.add_argument("--deny-produce", metavar="GROUP:TOPIC", action="append", default=[], help="may not, whatever else allows it")
+    new.add_argument("--deny-consume", metavar="TOPIC:GROUP", action="append", default=[], help="may not, whatever else allows it")
     new.add_argument("--operator", action="store_true", help="may resume and see everything")
     new.add_argument("--metrics", action="store_true", help="may read /metrics")
     shown = _add_tool(tools, "list", run_list, "show names, ids and roles; no token can be shown")
@@ -78,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
 def run_new(args: argparse.Namespace) -> int:
     """Prints the token alone on stdout, so that it can be piped into a secret store; advice goes to stderr."""
     from ingest import token_file
+    from ingest.grants import wide_rules
 
     file = load_arguments(args).tokens_file
     first = not file.exists()
@@ -85,9 +100,11 @@ def run_new(args: argparse.Namespace) -> int:
         print("escrow: without a role it may do nothing: add --produce, --consume, --operator or --metrics", file=sys.stderr)
         return exits.ERROR
     made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    roles: dict[str, Any] = {"operator": args.operator, "metrics": args.metrics}
-    token = token_file.add(file, args.name, args.produce, args.consume, made_at=made_at, **roles)
+    rules = {rule: getattr(args, rule) for rule in RULES}
+    token = token_file.add(file, args.name, **rules, operator=args.operator, metrics=args.metrics, made_at=made_at)
     print(token)
+    for advice in wide_rules(rules):
+        print(f"escrow: {advice}", file=sys.stderr)
     print(f"escrow: keep it now, it cannot be shown again; its hash is in {file}", file=sys.stderr)
     if first:
         print("escrow: this is the first token: from now on every request needs one", file=sys.stderr)
@@ -99,9 +116,13 @@ def run_list(args: argparse.Namespace) -> int:
     from ingest import token_file
 
     file = load_arguments(args).tokens_file
-    rows = [_row(dict(token.entry)) for token in token_file.load(file).values()]
+    tokens = token_file.load(file).values()
+    rows = [_row(dict(token.entry)) for token in tokens]
     for row in rows:
         print(json_line(row) if args.json else f"{row['id']}  {row['made_at']:<20}  {row['name']:<24}  {_roles(row)}")
+    for token in tokens:
+        for advice in token.wide:
+            print(f"escrow: {token.principal.name}: {advice}", file=sys.stderr)
     if not rows and not args.json:
         print(f"no tokens in {file}" if file.exists() else f"no tokens: {file} does not exist, and only loopback is served")
     return exits.OK
@@ -112,8 +133,7 @@ def _row(entry: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": entry["name"],
         "id": entry["id"],
-        "produce": entry.get("produce", []),
-        "consume": entry.get("consume", []),
+        **{rule: entry.get(rule, []) for rule in RULES},
         "operator": entry.get("operator", False),
         "metrics": entry.get("metrics", False),
         "made_at": made_at.strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(made_at, datetime) else "",
@@ -121,7 +141,7 @@ def _row(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _roles(row: dict[str, Any]) -> str:
-    roles = [f"{role} {' '.join(row[role])}" for role in ("produce", "consume") if row[role]]
+    roles = [f"{role.replace('_', '-')} {' '.join(row[role])}" for role in RULES if row[role]]
     return "; ".join(roles + [role for role in ("operator", "metrics") if row[role]])
 
 

@@ -122,7 +122,7 @@ class Service:
         topic, group = wire.name_of(request.topic), wire.name_of(request.group)
         check_name(topic, "topic")
         check_name(group, "group")
-        caller.principal.require_consume(topic)
+        caller.principal.require_consume(topic, group)
         queue = self._queue(caller, request.topic, request.endpoints, respell=False)
         return pb.QueryAssignmentResponse(status=OK, assignments=[pb.Assignment(message_queue=queue)])
 
@@ -237,7 +237,8 @@ class Service:
         groups = {message.group for message in messages}
         for group in groups:
             check_name(group, "topic")
-            caller.principal.require_produce(group)
+        for group, topic in {(message.group, message.topic) for message in messages}:
+            caller.principal.require_send(group, topic)
         if kind == pb.TRANSACTION:
             stored = await self._edge.store_halves(messages)
             for group in groups:
@@ -284,7 +285,7 @@ class Service:
     async def _receive(self, caller: Caller, request: pb.ReceiveMessageRequest, context: Any) -> str:
         resource = request.message_queue.topic
         topic, group = wire.name_of(resource), wire.name_of(request.group)
-        caller.principal.require_consume(topic)
+        caller.principal.require_consume(topic, group)
         consumption = self._edge.consumption
         found = await consumption.poll(
             topic, group, caller.client.id,
@@ -318,7 +319,7 @@ class Service:
 
     async def ack_message(self, caller: Caller, request: pb.AckMessageRequest) -> pb.AckMessageResponse:
         topic, group = wire.name_of(request.topic), wire.name_of(request.group)
-        caller.principal.require_consume(topic)
+        caller.principal.require_consume(topic, group)
         receipts = [entry.receipt_handle for entry in request.entries]
         verdicts = await self._edge.consumption.ack(topic, group, receipts)
         self._clients.done_with(caller.client, receipts)
@@ -334,7 +335,7 @@ class Service:
         self, caller: Caller, request: pb.ChangeInvisibleDurationRequest
     ) -> pb.ChangeInvisibleDurationResponse:
         topic, group = wire.name_of(request.topic), wire.name_of(request.group)
-        caller.principal.require_consume(topic)
+        caller.principal.require_consume(topic, group)
         old, seconds = request.receipt_handle, request.invisible_duration.ToMilliseconds() / 1000
         (receipt,) = await self._edge.consumption.change_visibility(topic, group, [old], seconds)
         self._clients.done_with(caller.client, [old])
@@ -346,7 +347,7 @@ class Service:
         self, caller: Caller, request: pb.ForwardMessageToDeadLetterQueueRequest
     ) -> pb.ForwardMessageToDeadLetterQueueResponse:
         topic, group = wire.name_of(request.topic), wire.name_of(request.group)
-        caller.principal.require_consume(topic)
+        caller.principal.require_consume(topic, group)
         dead = await self._edge.consumption.condemn(topic, group, request.receipt_handle)
         self._clients.done_with(caller.client, [request.receipt_handle])
         return pb.ForwardMessageToDeadLetterQueueResponse(status=OK if dead else _STALE)

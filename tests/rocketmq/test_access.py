@@ -86,7 +86,7 @@ def test_a_role_that_is_missing_is_told(kind, guarded, start):
     with pytest.raises(PlayerError) as refused:
         _send(it, "orders")
     assert refused.value.kind == "ForbiddenException"
-    assert "may not produce for group 'orders'" in refused.value.text
+    assert "may not send to topic 'orders' as group 'orders'" in refused.value.text
     it = start(kind, endpoints, keys=made["producer"][1])
     it.do("simple", "g", "orders", "*")
     with pytest.raises(PlayerError) as refused:

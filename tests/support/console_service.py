@@ -46,9 +46,9 @@ class ConsoleService:
         self.start_job()
 
     def token(self, name: str, produce: list[str] | None = None, consume: list[str] | None = None, **roles: bool) -> str:
-        given = {"operator": False, "metrics": False, **roles}
-        path = self.data / "keys" / "tokens.toml"
-        return token_file.add(path, name, produce or [], consume or [], made_at="2026-01-02T03:04:05Z", **given)
+        operator, metrics = roles.get("operator", False), roles.get("metrics", False)
+        path, made_at = self.data / "keys" / "tokens.toml", "2026-01-02T03:04:05Z"
+        return token_file.add(path, name, produce or [], consume or [], operator=operator, metrics=metrics, made_at=made_at)
 
     @property
     def url(self) -> str:

@@ -18,9 +18,9 @@ from tests.unit.ingest.test_endpoint import HALF, cannot_start, edge
 HALVES = {"messages": [HALF]}
 
 
-def new(data, name, produce=(), **roles):
+def new(data, name, produce=(), consume=(), **roles):
     given = {"operator": False, "metrics": False, **roles}
-    return token_file.add(data / "keys" / "tokens.toml", name, produce, [], made_at="2026-01-02T03:04:05Z", **given)
+    return token_file.add(data / "keys" / "tokens.toml", name, produce, consume, made_at="2026-01-02T03:04:05Z", **given)
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,7 @@ def guarded(tmp_path_factory):
     tokens = {
         "g": new(data, "g", ["g"]),
         "other": new(data, "other", ["h*"]),
+        "narrow": new(data, "narrow", ["n:n-*"], ["orders:mine"]),
         "ops": new(data, "ops", operator=True),
         "prometheus": new(data, "prometheus", metrics=True),
     }
@@ -82,6 +83,29 @@ def test_who_may_what(guarded, method, path, content, may):
 
 def test_a_batch_with_a_foreign_group_is_refused_whole(guarded):
     assert told(guarded, "g", "POST", "/v1/halves", {"messages": [HALF, {**HALF, "group": "h"}]}) == FORBIDDEN
+
+
+@pytest.mark.parametrize("path", ["/v1/halves", "/v1/messages"])
+def test_a_group_sends_only_to_the_topics_of_its_rules(guarded, path):
+    own = {**HALF, "group": "n", "topic": "n-1"}
+    assert told(guarded, "narrow", "POST", path, {"messages": [own]}) == 200
+    assert told(guarded, "narrow", "POST", path, {"messages": [own, {**own, "topic": "payments"}]}) == FORBIDDEN
+    assert told(guarded, "g", "POST", path, {"messages": [{**HALF, "topic": "%DLQ%mine"}]}) == FORBIDDEN
+
+
+def test_a_topic_is_read_only_as_the_groups_of_its_rules(guarded):
+    """Nobody polls, acknowledges, holds, seeks or replays for another team's consumer group."""
+    receipt = "0-0-0-1-1"
+    for group, may in (("mine", True), ("billing", False)):
+        for method, path, content in (
+            ("GET", f"/v1/topics/orders/messages?group={group}&consumer=c", None),
+            ("POST", "/v1/topics/orders/acks", {"group": group, "receipts": [receipt]}),
+            ("POST", "/v1/topics/orders/visibility", {"group": group, "receipts": [receipt], "visibility_s": 0}),
+            ("POST", "/v1/topics/orders/seek", {"group": group, "to": "latest"}),
+        ):
+            assert (told(guarded, "narrow", method, path, content) != FORBIDDEN) is may, path
+        assert told(guarded, "narrow", "GET", f"/v1/groups/{group}/dead-letters") == FORBIDDEN
+        assert told(guarded, "narrow", "POST", f"/v1/groups/{group}/dead-letters/replay", {"ids": ["0-0"]}) == FORBIDDEN
 
 
 def test_a_transaction_is_shown_to_its_producer_and_to_operators(guarded):

@@ -13,7 +13,7 @@ import pytest
 from escrow.cli import exits, main
 from escrow.settings import load
 from ingest import token_file
-from ingest.access import TOKEN, Access, digest_of, is_loopback, parse
+from ingest.access import ANONYMOUS, TOKEN, Access, digest_of, is_loopback, parse
 from ingest.errors import CannotStart, Forbidden, TokensUnusable, Unauthorized
 from ingest.server import bind
 
@@ -51,11 +51,12 @@ def test_without_a_file_everybody_on_loopback_may_do_everything(tmp_path):
     who = access.principal(None)
     assert who.name == "anonymous"
     assert who.may_produce("any")
-    assert who.may_consume("any")
+    who.require_send("any", "topic")
+    who.require_consume("any", "group")
     assert who.operator
     assert who.metrics
     assert access.principal("Bearer nonsense") is who
-    assert access.figures() == {"tokens": None, "problem": ""}
+    assert access.figures() == {"tokens": None, "wide": [], "problem": ""}
 
 
 def test_without_a_file_nobody_beyond_loopback(tmp_path):
@@ -90,12 +91,12 @@ def test_roles(tmp_path, file):
     assert [who.may_produce(group) for group in ("orders", "orders2", "pay-", "pay-x", "pay", "")] == [
         True, False, True, True, False, False,
     ]  # fmt: skip
-    assert (who.may_consume("invoices"), who.may_consume("orders")) == (True, False)
     assert (who.operator, who.metrics) == (False, False)
     who.require_produce("orders")
     for refused, says in (
-        (lambda: who.require_produce("x"), "token svc: may not produce for group 'x'; use a token that may .* --produce x"),
-        (lambda: who.require_consume("x"), "may not consume topic 'x'.* --consume x"),
+        (lambda: who.require_produce("x"), "token svc: may not produce for group 'x'; use a token that may .* --produce x:TOPIC"),
+        (lambda: who.require_send("x", "t"), "may not send to topic 't' as group 'x'.* --produce x:t"),
+        (lambda: who.require_consume("x", "c"), "may not consume topic 'x' as group 'c'.* --consume x:c"),
         (who.require_operator, "may not act as operator.* --operator"),
         (who.require_metrics, "may not read metrics.* --metrics"),
     ):
@@ -106,6 +107,74 @@ def test_roles(tmp_path, file):
     operator = Access(settings_of(tmp_path)).principal(f"bearer {second}")
     assert operator.metrics, "an operator may read metrics"
     assert not operator.may_produce("orders"), "and produces for nobody"
+
+
+def test_rules_name_both_sides(tmp_path, file):
+    text = token_file.add(
+        file, "svc", ["orders*:order-*", "pay:*"], ["order-*:billing*", "paid:audit"],
+        deny_produce=["*:order-internal*", "pay:orders"], deny_consume=["order-secret", "order-x:billing2"],
+        operator=False, metrics=False, made_at="2026-01-02T03:04:05Z",
+    )  # fmt: skip
+    who = Access(settings_of(tmp_path)).principal(f"Bearer {text}")
+    for group, topic, may in (
+        ("orders", "order-paid", True), ("orders2", "order-", True), ("orders", "payments", False),
+        ("order", "order-paid", False), ("orders", "order-internal", False), ("pay", "anything", True),
+        ("pay", "orders", False), ("pay", "order-internal-x", False),
+    ):  # fmt: skip
+        assert who.produce.covers(group, topic) is may, (group, topic)
+    for topic, group, may in (
+        ("order-paid", "billing", True), ("order-paid", "billing-eu", True), ("order-paid", "audit", False),
+        ("paid", "audit", True), ("order-secret", "billing", False), ("order-x", "billing", True),
+        ("order-x", "billing2", False), ("payments", "billing", False),
+    ):  # fmt: skip
+        assert who.consume.covers(topic, group) is may, (topic, group)
+    assert [who.may_produce(group) for group in ("orders", "pay", "other")] == [True, True, False]
+
+
+def test_a_group_that_is_denied_every_topic_may_not_end_either(tmp_path, file):
+    text = token_file.add(
+        file,
+        "svc",
+        ["*:*"],
+        [],
+        deny_produce=["payments", "hr:salaries"],
+        operator=False,
+        metrics=False,
+        made_at="2026-01-02T03:04:05Z",
+    )
+    who = Access(settings_of(tmp_path)).principal(f"Bearer {text}")
+    assert [who.may_produce(group) for group in ("orders", "payments", "hr")] == [True, False, True]
+
+
+def test_only_escrow_writes_dead_letters(tmp_path, file):
+    text = new(file, produce=["*:*"])
+    for who in (ANONYMOUS, Access(settings_of(tmp_path)).principal(f"Bearer {text}")):
+        who.require_send("g", "DLQ")
+        with pytest.raises(Forbidden, match="'%DLQ%billing': only Escrow writes dead letters"):
+            who.require_send("g", "%DLQ%billing")
+
+
+@pytest.mark.parametrize("rule", ["", ":", "a:", ":b", "a:b:c", "a*b", "*a:b", "a b", "a:b*c", "ä"])
+def test_a_rule_that_cannot_be_read_is_refused(file, rule):
+    for side in ("produce", "consume", "deny_produce", "deny_consume"):
+        given = {"produce": [], "consume": [], side: [rule]}
+        with pytest.raises(TokensUnusable, match=f"{side}: must be a list of "):
+            token_file.add(file, "svc", **given, operator=False, metrics=False, made_at="2026-01-02T03:04:05Z")
+    assert not file.exists()
+
+
+def test_rules_of_one_name_keep_their_meaning_and_are_warned_about(tmp_path, file, caplog):
+    text = new(file, produce=["orders", "pay:*"], consume=["invoices"])
+    new(file, "narrow", produce=["a:b"])
+    access = Access(settings_of(tmp_path))
+    who = access.principal(f"Bearer {text}")
+    who.require_send("orders", "any-topic")
+    who.require_consume("invoices", "any-group")
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert 'token svc: produce "orders" allows every topic: write "orders:NAME", or "orders:*"' in said[0]
+    assert 'token svc: consume "invoices" allows every consumer group' in said[1]
+    assert access.figures()["wide"] == ["svc"]
 
 
 def test_who_is_not_known_is_not_let_in(tmp_path, file):
@@ -205,7 +274,7 @@ def test_a_file_without_tokens_lets_nobody_in(tmp_path, file):
         (('name = "svc"', 'name = "a b"'), "token 1: name: must be 1 to 64"),
         (("operator = true", "operator = 1"), r"token 1 \(svc\): operator: must be true or false"),
         (("operator = true", "admin = true"), "admin: no such field"),
-        (("produce = []", 'produce = ["a*b"]'), "produce: must be a list of names; a \\*"),
+        (("produce = []", 'produce = ["a*b"]'), "produce: must be a list of GROUP:TOPIC; a \\*"),
         (("produce = []", 'produce = "a"'), "produce: must be a list"),
         (("sha256 = ", "sha256 = 7 #"), "sha256: must be 64"),
         (("\n[[token]]", "\nx = 1\n[[token]]"), "x: only"),
@@ -319,6 +388,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert TOKEN.fullmatch(said.out.strip()), "the token alone, to be piped"
     assert "cannot be shown again" in said.err
     assert "first token" in said.err
+    assert 'produce "orders*" allows every topic' in said.err
     assert "first token" not in run(capsys, "new", "ops", "--operator", *data).err
     listed = run(capsys, "list", *data).out
     assert "svc" in listed

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from ingest import token_file
-from ingest.access import ALL, ANONYMOUS, Access, Principal
+from ingest.access import ANONYMOUS, Access, Principal
 from ingest.errors import TokensUnusable, Unauthorized
+from ingest.grants import EVERYTHING
 from ingest.rocketmq import clients as module
 from ingest.rocketmq import keys
 from ingest.rocketmq import messaging_pb2 as pb
@@ -235,7 +236,7 @@ def test_a_revoked_token_gets_no_more_checks(tmp_path):
             async def write(command):
                 written.append(command)
 
-            gone = Principal("gone", ALL, ALL)  # as it was when the stream was opened
+            gone = Principal("gone", EVERYTHING, EVERYTHING)  # as it was when the stream was opened
             stream = clients.open(clients.seen(gone, "c"), gone, write)
             stream.serve(["g"])
             await w.half()
