@@ -32,7 +32,6 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Final
 
 from escrow.settings import Settings
@@ -144,6 +143,11 @@ class Access:
         return bool(self._watched.get())
 
     @property
+    def wants_tokens(self) -> bool:
+        """There is a file of them, even if it has none: nobody is taken for a user of this machine."""
+        return self._watched.get() is not None
+
+    @property
     def is_open(self) -> bool:
         """Nobody needs a token: there is no file of them, and only this machine can come in."""
         return self._watched.get() is None and self._loopback
@@ -196,12 +200,6 @@ class Access:
             self._cache[authorization] = token.principal
         return token.principal
 
-    def check_host(self, host: str | None) -> None:
-        """Without tokens a page in a browser of this machine could talk to us under a name that resolves to 127.0.0.1 (DNS
-        rebinding). The Host header gives it away."""
-        if host and self._watched.get() is None and not _is_loopback_host(host):
-            raise Forbidden("Host: is no name of loopback; call 127.0.0.1 or localhost, or make tokens (escrow token new)")
-
     def figures(self) -> dict[str, Any]:
         tokens = self._watched.get()
         wide = [token.principal.name for token in (tokens or {}).values() if token.wide]
@@ -212,24 +210,11 @@ def digest_of(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-@lru_cache(maxsize=256)
-def _is_loopback_host(host: str) -> bool:
-    """Remembered: it is asked at every request, mostly with the same name."""
-    return is_loopback(_host_name(host))
-
-
 def is_loopback(address: str) -> bool:
     try:
         return address == "localhost" or ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
-
-
-def _host_name(host: str) -> str:
-    """The name in a Host header, without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].lower()
 
 
 # --- the file ------------------------------------------------------------------------------------------------------------

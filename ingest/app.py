@@ -18,12 +18,12 @@ from time import perf_counter
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
-from ingest import wire
+from ingest import callers, wire
 from ingest.access import NOBODY, Access
 from ingest.core import Edge
 from ingest.errors import InvalidRequest, MethodNotAllowed, NotFound, Overloaded, TooLarge
 from ingest.problems import MEDIA, Headers, of_error
-from ingest.sessions import CSRF_HEADER, Session, Sessions, check_csrf, check_origin
+from ingest.sessions import CSRF_HEADER, Session, Sessions, check_csrf
 
 #: The name under which a server offers `Whole` among ASGI's extensions.
 WHOLE: Final = "escrow.whole"
@@ -221,10 +221,7 @@ class Exchange:
 
     def check_page(self) -> None:
         """Where a browser sends it: is it a page of ours that asks?"""
-        host, origin = self.headers.get(b"host", b""), self.headers.get(b"origin")
-        self._app.access.check_host(host.decode("latin-1"))
-        if origin is not None:
-            check_origin(origin, host)
+        callers.check_page(self.headers, has_tokens=self._app.access.wants_tokens)
 
     def _by_session(self) -> str | None:
         """What the session of a browser stands for; it may act only with the session's second secret."""

@@ -5,7 +5,7 @@ browser sends to nobody else (HttpOnly, SameSite=Strict). What it stands for is 
 ends. The token itself is looked at again with every request, so that to revoke it ends its sessions.
 
 A cookie is sent whether the operator wants it or not. So an action also needs the session's second secret in a header, which only a
-page of ours can know; and where a browser tells from which page a request comes (Origin), it must be ours.
+page of ours can know; and where a browser tells from which page a request comes, it must be ours (`ingest.callers`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
 
 from ingest.errors import Forbidden
 
@@ -101,15 +100,3 @@ def check_csrf(session: Session, shown: bytes | None) -> None:
     """Before anything that changes something."""
     if shown is None or not hmac.compare_digest(shown, session.csrf.encode()):
         raise Forbidden("X-Escrow-CSRF: is missing, or not of this session: load the console again")
-
-
-def check_origin(origin: bytes, host: bytes) -> None:
-    """Browsers say from which page a request comes; other pages have no business here."""
-    try:
-        place = urlsplit(origin.decode("latin-1")).netloc
-    except ValueError:
-        place = ""
-    if not place or place.lower() != host.decode("latin-1").lower():
-        raise Forbidden(
-            "Origin: requests of other pages are not served; behind a proxy, have it pass on the Host header as it came"
-        )

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from escrow.settings import Settings
-from ingest import secret_files
+from ingest import callers, secret_files
 from ingest.access import Access, Principal
 from ingest.errors import TokensUnusable, Unauthorized
 from ingest.watched import Watched
@@ -66,6 +66,7 @@ class Signatures:
     def principal(self, metadata: Mapping[str, str], now_s: float) -> Principal:
         """Who signed this call; Unauthorized where nobody known did."""
         if self._access.is_open:
+            callers.check_call(metadata)
             return self._access.principal(None)
         matched = _AUTHORIZATION.fullmatch(metadata.get("authorization", ""))
         if matched is None:

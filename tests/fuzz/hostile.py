@@ -338,6 +338,8 @@ OTHER_HEADERS = (
     (b"x" * 300, b"y"), (b"connection", b"upgrade"), (b"connection", b"keep-alive, upgrade"), (b"upgrade", b"websocket"),
     (b"x", b"y" * 8000), (b"cookie", b"a=b"), (b"host", b"evil.example"), (b"content-encoding", b"gzip"),
     (b"x-forwarded-for", b"1.2.3.4"), (b"trailer", b"x"), (b"te", b"trailers"), (b"http2-settings", b"AAMAAABkAAQAoAAAAAIAAAAA"),
+    (b"sec-fetch-site", b"cross-site"), (b"sec-fetch-site", b"same-site"), (b"sec-fetch-site", b"\xff"),
+    (b"origin", b"null"), (b"forwarded", b"for=203.0.113.9"), (b"via", b"1.1 a"),
     (b"range", b"bytes=0-"), (b"if-none-match", b"*"), (b"content-md5", b"\x80\x81"),
 )  # fmt: skip
 METHODS = ("PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "PROPFIND", "MKCOL", "PURGE", "GET", "POST")

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from ingest import console, routes, token_file
-from ingest.errors import Forbidden
-from ingest.sessions import COOKIE, SESSIONS_MAX, Sessions, check_origin
+from ingest.sessions import COOKIE, SESSIONS_MAX, Sessions
 from tests.support.endpoint import until
 from tests.unit.ingest.test_endpoint import HALF, edge
 
@@ -251,19 +250,3 @@ def test_sessions_end_by_age_by_idleness_and_by_number():
     assert len(sessions) == SESSIONS_MAX
     assert sessions.find(cookie(made[0])) is None
     assert sessions.left_s(used) == 100.0
-
-
-@pytest.mark.parametrize(
-    ("origin", "host"),
-    [
-        (b"http://a.example", b"b.example"),
-        (b"null", b"a"),
-        (b"", b"a"),
-        (b"http://a:1", b"a:2"),
-        (b"http://[::1", b"[::1"),
-        (b"\xff", b"a"),
-    ],
-)
-def test_other_pages_are_refused(origin, host):
-    with pytest.raises(Forbidden):
-        check_origin(origin, host)

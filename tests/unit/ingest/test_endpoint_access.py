@@ -162,6 +162,37 @@ def test_a_foreign_host_header_without_tokens(tmp_path):
         assert client.raw("GET", "/v1/status")[0] == 200
 
 
+POLL = "/v1/topics/paid/messages?group=billing&consumer=c&visibility_s=43200"
+PROXIES = ("Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP")
+
+
+def test_no_page_of_another_site_takes_messages(tmp_path):
+    """A poll is a GET, which any page can make a browser send."""
+    with edge(tmp_path / "data") as (_, port), EdgeClient(port) as client:
+        client.send([{"group": "g", "topic": "paid", "text": str(number)} for number in range(3)])
+        for site in ("cross-site", "same-site", "", "nonsense"):
+            headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+            for path in (POLL, "/v1/groups/g/checks?member=m", "/v1/operator/overview"):
+                assert client.raw("GET", path, headers=headers)[0] == 403, (site, path)
+        for site in ("same-origin", "none"):
+            assert client.raw("GET", "/v1/operator/overview", headers={"Sec-Fetch-Site": site})[0] == 200
+        assert len(client.consume("paid", "billing")) == 3
+
+
+def test_without_tokens_nobody_is_served_through_a_proxy(tmp_path):
+    """Everybody behind it would be taken for a user of this machine."""
+    act = {"action": "rollback", "reason": "x", "filter": {"state": "pending"}, "dry_run": True}
+    data = tmp_path / "data"
+    with edge(data) as (_, port), EdgeClient(port) as client:
+        for name in PROXIES:
+            status, _, content = client.raw("POST", "/v1/operator/actions", act, headers={name: "203.0.113.9"})
+            assert (status, "escrow token new" in json.loads(content)["detail"]) == (403, True), name
+        assert client.raw("GET", "/livez", headers={"X-Forwarded-For": "203.0.113.9"})[0] == 200
+    token = new(data, "ops", operator=True)
+    with edge(data) as (_, port), EdgeClient(port, token=token) as client:
+        assert client.raw("POST", "/v1/operator/actions", act, headers={"X-Forwarded-For": "203.0.113.9"})[0] == 200
+
+
 def test_quota_is_429_with_a_time_to_wait(tmp_path):
     with edge(tmp_path / "data", "groupRateMax=2") as (_, port), EdgeClient(port) as client:
         ids = client.prepare([HALF] * 2)

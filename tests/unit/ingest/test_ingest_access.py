@@ -64,24 +64,6 @@ def test_without_a_file_nobody_beyond_loopback(tmp_path):
         Access(settings_of(tmp_path, "listenAddress=0.0.0.0")).principal(None)
 
 
-@pytest.mark.parametrize(
-    ("host", "good"),
-    [
-        (None, True), ("localhost", True), ("LocalHost:7480", True), ("127.0.0.1:7480", True), ("[::1]:7480", True),
-        ("evil.example", False), ("127.0.0.1.evil.example:7480", False), ("10.0.0.1", False),
-    ],
-)  # fmt: skip
-def test_without_tokens_a_foreign_host_header_is_refused(tmp_path, file, host, good):
-    access = Access(settings_of(tmp_path))
-    if good:
-        access.check_host(host)
-    else:
-        with pytest.raises(Forbidden, match="Host"):
-            access.check_host(host)
-    new(file, operator=True)
-    Access(settings_of(tmp_path)).check_host(host)  # a page in a browser has no token
-
-
 def test_roles(tmp_path, file):
     text = new(file, produce=["orders", "pay-*"], consume=["invoices"])
     assert TOKEN.fullmatch(text)

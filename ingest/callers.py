@@ -1,0 +1,89 @@
+"""Where a request comes from, by its headers: is it a page in a browser, or a proxy, that has no business here?
+
+    Host                a service without tokens is called by a name of loopback, or a page could reach it under a
+                        name of its own that resolves to 127.0.0.1 (DNS rebinding)
+    Origin              browsers send it with requests that a page makes by script and with every POST: it must be ours
+    Sec-Fetch-Site      browsers send it with every request to loopback or over TLS, also with the GET of an <img> or
+                        of a link on a page: `same-origin` is our own page, `none` is what somebody typed. Polls are
+                        GETs and change something: they take messages, and they record checks as asked
+    forwarding headers  a service without tokens takes everybody on loopback for a user of this machine; behind a proxy
+                        on this machine everybody is on loopback
+
+Programs send none of the browsers' headers and pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from ingest.access import is_loopback
+from ingest.errors import Forbidden
+
+#: What proxies add to a request that they pass on.
+FORWARDING: Final = frozenset(
+    {"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-server", "x-real-ip"}
+)
+_FORWARDING_BYTES: Final = frozenset(name.encode() for name in FORWARDING)
+_OWN_SITES: Final = (b"same-origin", b"none")
+
+
+def check_page(headers: Mapping[bytes, bytes], *, has_tokens: bool) -> None:
+    """Forbidden where a page of somebody else asks, or a proxy for somebody whom nothing tells apart."""
+    host = headers.get(b"host", b"")
+    if not has_tokens:
+        check_host(host.decode("latin-1"))
+        check_forwarding(_FORWARDING_BYTES, headers)
+    origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
+    if site is not None and site.lower() not in _OWN_SITES:
+        raise Forbidden(
+            "Sec-Fetch-Site: a page of another origin asks, and only Escrow's own console is served; "
+            "let your server ask, with a token"
+        )
+    if origin is not None:
+        check_origin(origin, host)
+
+
+def check_call(metadata: Mapping[str, str]) -> None:
+    """The same for a gRPC call to a service without tokens. No page can make one: browsers ask first (CORS)."""
+    check_forwarding(FORWARDING, metadata)
+
+
+def check_host(host: str) -> None:
+    if not _is_loopback_host(host):
+        raise Forbidden("Host: is no name of loopback; call 127.0.0.1 or localhost, or make tokens (escrow token new)")
+
+
+def check_forwarding(forwarding: frozenset[Any], headers: Mapping[Any, Any]) -> None:
+    if not forwarding.isdisjoint(headers):
+        raise Forbidden(
+            "a proxy passed this on (Forwarded, X-Forwarded-For, X-Real-IP or Via is there), and without tokens nobody "
+            "behind it can be told apart: make tokens (escrow token new)"
+        )
+
+
+def check_origin(origin: bytes, host: bytes) -> None:
+    """Browsers say from which page a request comes; other pages have no business here."""
+    try:
+        place = urlsplit(origin.decode("latin-1")).netloc
+    except ValueError:
+        place = ""
+    if not place or place.lower() != host.decode("latin-1").lower():
+        raise Forbidden(
+            "Origin: requests of other pages are not served; behind a proxy, have it pass on the Host header as it came"
+        )
+
+
+@lru_cache(maxsize=256)
+def _is_loopback_host(host: str) -> bool:
+    """Remembered: it is asked at every request, mostly with the same name."""
+    return is_loopback(_host_name(host))
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
