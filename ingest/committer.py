@@ -15,6 +15,9 @@ for the interpreter's lock.
 
 A batch of several callers is refused as a whole when one of their messages breaks a rule; each caller's are then tried alone,
 so that only he hears of it.
+
+Nobody hears "done" unless the flush that covers his work has returned: a cycle counts as flushed only when somebody says so, and
+what it took is told a failure otherwise. Any error that nobody foresaw, in the thread or in the loop, ends the edge.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from typing import Any, Final
 
 from ingest.errors import Closing, EdgeFailed, Overloaded
 from ingest.flusher import make_flusher
+from ingest.threads import tellable
 from store.edge import EdgeStore, End
 from store.ends import Answer
 from store.errors import FlushFailed, InvalidRecord, StoreError
@@ -91,16 +95,40 @@ class _Cycle:
     now_ms: int
     ticket: int = -1
     appended: bool = False
+    #: The flush that covers it has returned, or nothing in it needs one.
+    flushed: bool = False
+    #: Why it never will.
+    lost: str | None = None
     ended: int = 0
     released_bytes: int = 0
-    done: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = field(default_factory=list)
+    #: Whoever handed in what this cycle took out of a queue.
+    taken: list[asyncio.Future[Any]] = field(default_factory=list)
+    done: list[tuple[asyncio.Future[Any], Any, Exception | None]] = field(default_factory=list)
+
+    def take(self, queue: deque[_Work]) -> _Work:
+        self.taken.append(queue[0].future)
+        return queue.popleft()
 
     def tell(self, work: _Work, result: Any, ticket: int) -> None:
         self.ticket = max(self.ticket, ticket)
         self.done.append((work.future, result, None))
 
     def fail(self, work: _Work, error: BaseException) -> None:
-        self.done.append((work.future, None, error))
+        self.done.append((work.future, None, tellable(error)))
+
+    def resolve(self) -> None:
+        """Tell everybody. A refusal stays a refusal; a result counts only when it is flushed, and whoever was forgotten fails."""
+        lost = EdgeFailed(f"nothing is known of what was sent just now: {self.lost or 'it was not flushed'}")
+        for future, result, error in self.done:
+            if future.done():
+                continue  # the caller went away; what he sent stays
+            if error is None and self.flushed:
+                future.set_result(result)
+            else:
+                future.set_exception(error or lost)
+        for future in self.taken:
+            if not future.done():
+                future.set_exception(lost)
 
 
 class Committer:
@@ -192,16 +220,22 @@ class Committer:
 
     def _begin(self) -> None:
         """A cycle with all that waits; the thread does what may wait for the disk."""
-        cycle = _Cycle(self._now_ms())
-        if self._is_small(cycle.now_ms):
-            self._append(cycle)
-            if self._begin_flush(cycle):
-                return
+        cycle = _Cycle(0)
+        try:
+            cycle.now_ms = self._now_ms()
+            if self._is_small(cycle.now_ms):
+                self._append(cycle)
+                if self._begin_flush(cycle):
+                    return
+        except BaseException as error:
+            self._lose(cycle, error)
+            self._finish(cycle)
+            raise
         self._cycles.put(cycle)
 
     def _begin_flush(self, cycle: _Cycle) -> bool:
         """The flush without the thread; False where it cannot be had."""
-        if self._flusher is None or cycle.ticket < 0:
+        if self._flusher is None or cycle.ticket < 0 or cycle.lost is not None:
             return False
         try:
             return self._store.begin_wait(self._flusher, partial(self._flushed, cycle, perf_counter()))
@@ -210,11 +244,19 @@ class Committer:
             return False  # the thread has nothing to wait for, and ends the cycle
 
     def _flushed(self, cycle: _Cycle, began_s: float, failure: StoreError | None) -> None:
-        if failure is not None:
-            self._lose(cycle, failure)
-        elif self.observe_flush is not None:
+        try:
+            if failure is not None:
+                self._lose(cycle, failure)
+            else:
+                self._covered(cycle, began_s)
+        finally:
+            self._finish(cycle)
+
+    def _covered(self, cycle: _Cycle, began_s: float) -> None:
+        """The flush has returned."""
+        cycle.flushed = True
+        if self.observe_flush is not None:
             self.observe_flush(perf_counter() - began_s)
-        self._finish(cycle)
 
     def _is_small(self, now_ms: int) -> bool:
         if self._calls or self._ends_waiting > SMALL_ENDS or self.queued_bytes > SMALL_BYTES:
@@ -229,13 +271,11 @@ class Committer:
         self.counters.cycles += 1
         self.queued_bytes -= cycle.released_bytes
         self._ends_waiting -= cycle.ended
-        for future, result, error in cycle.done:
-            if future.done():
-                continue  # the caller went away; what he sent stays
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
+        cycle.resolve()
+        if cycle.lost is not None:
+            self.fail(cycle.lost)
+        if self.failed.done():
+            self._refuse_waiting()
         if self._ends or self._calls or self._messages or self._halves:
             self._begin()
             return
@@ -248,6 +288,14 @@ class Committer:
         if not self.failed.done():
             self.failed.set_result(reason)
 
+    def _refuse_waiting(self) -> None:
+        """What no cycle has taken was not stored, and never will be."""
+        for queue in (self._ends, self._calls, self._messages, self._halves):
+            while queue:
+                future = queue.popleft().future
+                if not future.done():
+                    future.set_exception(EdgeFailed(f"the store failed: {self.failed.result()}"))
+
     # --- in the thread ----------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         while (cycle := self._cycles.get()) is not None:
@@ -255,8 +303,9 @@ class Committer:
                 if not cycle.appended:
                     self._append(cycle)
                 self._flush(cycle)  # 4
-            finally:
-                self._loop.call_soon_threadsafe(self._finish, cycle)  # 5
+            except BaseException as error:
+                self._lose(cycle, error)
+            self._loop.call_soon_threadsafe(self._finish, cycle)  # 5
 
     # --- in the one or the other --------------------------------------------------------------------------------------------
     def _append(self, cycle: _Cycle) -> None:
@@ -266,14 +315,14 @@ class Committer:
             cycle.ended = self._cycle_ends(cycle)  # 1
             self._cycle_calls(cycle)  # 2
             cycle.released_bytes = self._cycle_messages(cycle)  # 3
-        except Exception as error:  # nothing is told of what it was about: the edge ends
-            self._give_up(error)
+        except BaseException as error:  # whoever was not told yet hears that it failed, and the edge ends
+            self._lose(cycle, error)
 
     def _cycle_ends(self, cycle: _Cycle) -> int:
         """All ends that wait; hand-overs before them."""
         count, run, asked = 0, list[_Work](), list[_Work]()
         while self._ends:
-            work = self._ends.popleft()
+            work = cycle.take(self._ends)
             if isinstance(work.content, _Asked):
                 asked.append(work)
             else:
@@ -327,7 +376,7 @@ class Committer:
 
     def _cycle_calls(self, cycle: _Cycle) -> None:
         for _ in range(len(self._calls)):
-            work = self._calls.popleft()
+            work = cycle.take(self._calls)
             try:
                 cycle.tell(work, work.content(), -1)
             except Exception as error:
@@ -341,7 +390,7 @@ class Committer:
             (self._halves, self._store.append_halves, "halves"),
         ):
             while queue and taken_bytes < CYCLE_BYTES:
-                group = _take_batch(queue, self._batch_bytes)
+                group = _take_batch(cycle, queue, self._batch_bytes)
                 taken_bytes += sum(work.size_bytes for work in group)
                 stored = self._append_together(group, append, cycle)
                 setattr(self.counters, counted, getattr(self.counters, counted) + stored)
@@ -370,22 +419,18 @@ class Committer:
         return at
 
     def _flush(self, cycle: _Cycle) -> None:
+        if cycle.lost is not None:
+            return
         if cycle.ticket < 0:
+            cycle.flushed = True
             return
         began_s = perf_counter()
-        try:
-            self._store.wait(cycle.ticket)
-            if self.observe_flush is not None:
-                self.observe_flush(perf_counter() - began_s)
-        except StoreError as error:
-            self._lose(cycle, error)
+        self._store.wait(cycle.ticket)
+        self._covered(cycle, began_s)
 
-    def _lose(self, cycle: _Cycle, error: StoreError) -> None:
-        """The flush failed: nobody knows what is durable."""
-        self._give_up(error)
-        failure = EdgeFailed(f"nothing is known of what was sent just now: {error}")
-        cycle.done = [(future, None, failed or failure) for future, _, failed in cycle.done]
-        cycle.ticket = -1
+    def _lose(self, cycle: _Cycle, error: BaseException) -> None:
+        """The flush failed, or something before it: nobody knows what is durable. The edge ends when the cycle does."""
+        cycle.lost = cycle.lost or _reason(error)
 
     def _failed(self, works: list[_Work], cycle: _Cycle, error: Exception) -> None:
         """A refusal for lack of room is the caller's to repeat. A failed flush, or an error that nobody foresaw, ends the edge:
@@ -395,9 +440,12 @@ class Committer:
         for work in works:
             cycle.fail(work, error)
 
-    def _give_up(self, error: Exception) -> None:
-        reason = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
-        self._loop.call_soon_threadsafe(self.fail, reason)
+    def _give_up(self, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self.fail, _reason(error))
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
 
 
 def _size_bytes(messages: Sequence[Message]) -> int:
@@ -424,12 +472,12 @@ def _end_batches(ends: list[End], batch_bytes: int) -> Iterator[list[End]]:
     yield ends[begin:]
 
 
-def _take_batch(queue: deque[_Work], batch_bytes: int) -> list[_Work]:
+def _take_batch(cycle: _Cycle, queue: deque[_Work], batch_bytes: int) -> list[_Work]:
     """Callers whose messages go into one batch: at least one, then as long as they fit."""
-    group = [queue.popleft()]
+    group = [cycle.take(queue)]
     size_bytes, count = group[0].size_bytes, len(group[0].content)
     while queue and size_bytes + queue[0].size_bytes <= batch_bytes and count + len(queue[0].content) <= BATCH_MESSAGES:
-        work = queue.popleft()
+        work = cycle.take(queue)
         size_bytes, count = size_bytes + work.size_bytes, count + len(work.content)
         group.append(work)
     return group

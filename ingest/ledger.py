@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ingest.errors import Closing, EdgeFailed
+from ingest.threads import tellable
 from store.consumers import ConsumerRecord, Consumers
 from store.errors import FlushFailed, StoreError
 
@@ -46,7 +47,7 @@ class Ledger:
         self._failed = ""
         self.writes = self.flushes = 0
         self._threads = [
-            threading.Thread(target=work, name=f"consumers-{name}", daemon=True)
+            threading.Thread(target=self._run, args=(work,), name=f"consumers-{name}", daemon=True)
             for name, work in (("pen", self._write_all), ("flusher", self._flush_all))
         ]
         for thread in self._threads:
@@ -74,7 +75,8 @@ class Ledger:
             await self._loop.run_in_executor(None, thread.join)
         self._consumers.close()
 
-    def _tell(self, notes: Sequence[_Note], error: BaseException | None) -> None:
+    def _tell(self, notes: Sequence[_Note], failure: BaseException | None) -> None:
+        error = None if failure is None else tellable(failure)
         for note in notes:
             if note.future.done():
                 continue  # the caller went away
@@ -85,6 +87,19 @@ class Ledger:
                 note.future.exception()  # nobody may be waiting for it
 
     # --- in the threads -----------------------------------------------------------------------------------------------------------
+    def _run(self, work: Callable[[], None]) -> None:
+        """A thread that ends before its time ends the edge, and nobody waits for it."""
+        try:
+            work()
+        except BaseException as error:
+            self._give_up(error)
+            with self._changed:
+                notes, self._unflushed = [*self._unflushed, *self._notes], []
+                self._notes.clear()
+                self._closing = self._pen_ended = True  # the other one ends too
+                self._changed.notify_all()
+            self._loop.call_soon_threadsafe(self._tell, notes, EdgeFailed(f"the store failed: {self._failed}"))
+
     def _write_all(self) -> None:
         while True:
             with self._changed:
@@ -106,7 +121,7 @@ class Ledger:
             if records:
                 self._consumers.write(records)
                 self.writes += 1
-        except Exception as error:
+        except BaseException as error:
             self._give_up_unless_room(error)
             self._loop.call_soon_threadsafe(self._tell, notes, error)
             return
@@ -131,13 +146,13 @@ class Ledger:
                 return
 
     def _flush(self, notes: list[_Note]) -> None:
-        failure: Exception | None = None
+        failure: BaseException | None = None
         try:
             self._refuse_after_failure()
             with self._file:
                 self._consumers.flush()
             self.flushes += 1
-        except Exception as error:
+        except BaseException as error:
             failure = error
             self._give_up(error)
         self._loop.call_soon_threadsafe(self._tell, notes, failure)
@@ -149,14 +164,14 @@ class Ledger:
         try:
             with self._file:
                 self._consumers.compact()
-        except Exception as error:
+        except BaseException as error:
             self._give_up_unless_room(error)
 
-    def _give_up_unless_room(self, error: Exception) -> None:
+    def _give_up_unless_room(self, error: BaseException) -> None:
         if isinstance(error, FlushFailed) or not isinstance(error, StoreError):
             self._give_up(error)
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, error: BaseException) -> None:
         """A flush that failed is never tried again: the system may have dropped the pages, and a second one would prove nothing."""
         if not self._failed:
             self._failed = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"

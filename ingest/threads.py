@@ -13,6 +13,13 @@ T = TypeVar("T")
 _Call = tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
+def tellable(error: BaseException) -> Exception:
+    """What a future may carry out of a thread: asyncio refuses a StopIteration, and a SystemExit would end the event loop."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")
+
+
 class Threads:
     """`await threads.call(function, …)`: at most `most` at a time, the others wait. For one event loop."""
 
@@ -40,8 +47,8 @@ class Threads:
             future, function, arguments = call
             try:
                 result, error = function(*arguments), None
-            except Exception as raised:  # whatever it does
-                result, error = None, raised
+            except BaseException as raised:  # whatever it does: somebody waits
+                result, error = None, tellable(raised)
             try:
                 self._loop.call_soon_threadsafe(self._tell, future, result, error)
             except RuntimeError:

@@ -244,7 +244,7 @@ class GroupCommit:
         try:
             begun = start(partial(self._finish, mark))
         except BaseException as error:
-            self._finish(mark, _doubt(error))
+            self._finish(mark, doubt(error))
             raise
         if not begun:
             with self._changed:
@@ -258,7 +258,7 @@ class GroupCommit:
             mark = self._end()
             self._flush()
         except BaseException as error:
-            self._finish(mark, _doubt(error))
+            self._finish(mark, doubt(error))
             raise
         self._finish(mark, None)
 
@@ -268,7 +268,7 @@ class GroupCommit:
             if failure is None:
                 self._publish(mark)
         except BaseException as error:
-            failure = _doubt(error)
+            failure = doubt(error)
             raise
         finally:
             with self._changed:
@@ -290,6 +290,6 @@ class GroupCommit:
             raise FlushFailed(f"refused since an earlier failure: {self._failure}") from self._failure
 
 
-def _doubt(error: BaseException) -> StoreUnusable:
+def doubt(error: BaseException) -> StoreUnusable:
     """Whatever went wrong: whether the tail is durable is not known."""
     return error if isinstance(error, StoreUnusable) else StoreUnusable(f"interrupted while flushing: {error!r}")

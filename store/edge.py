@@ -30,7 +30,7 @@ from zlib import crc32
 import numpy as np
 
 from store import disk, frames
-from store.commit_log import CommitLog, GroupCommit, Placed
+from store.commit_log import CommitLog, GroupCommit, Placed, doubt
 from store.consume_queue import ASKED_TAG, ConsumeQueue, make_entries
 from store.dedup import Dedup, Known, digest_of
 from store.dictionary import Dictionary
@@ -648,8 +648,8 @@ class EdgeStore:
             def through(failure: StoreUnusable | None) -> None:
                 try:
                     finish(failure)
-                except StoreUnusable as error:
-                    failure = error
+                except BaseException as error:  # whoever waits must hear of it, whatever it is
+                    failure = doubt(error)
                 done(failure)
 
             return self.log.begin_flush(flusher, through)

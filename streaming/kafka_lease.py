@@ -60,6 +60,11 @@ class Lease:
                 self._consumer.poll(POLL_S)
             except KafkaException as error:  # brokers come and go; whether we are still a member is for Kafka to say
                 LOG.warning("lease: %s", error.args[0].str())
+            except BaseException:  # a defect: nobody polls any more, and Kafka will give the lease to another
+                LOG.exception("lease")
+                self.held.clear()
+                self.lost.set()
+                return
 
     def close(self) -> None:
         """Give it back: another may have it at once."""

@@ -271,6 +271,16 @@ class JobService:
 
     # --- the ticker -----------------------------------------------------------------------------------------------------
     def _run_ticker(self) -> None:
+        """Without it no round and no retention would ever begin: if it ends, so does the job."""
+        try:
+            self._beat_and_tick()
+        except BaseException as error:
+            with self._batch_done:
+                if self._error is None and not self._stopping.is_set():
+                    self._error = error
+                self._batch_done.notify_all()
+
+    def _beat_and_tick(self) -> None:
         beat = 0.0
         while not self._stopping.wait(TICK_S):
             now_ms = self.clock.now_ms()

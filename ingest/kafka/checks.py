@@ -110,8 +110,9 @@ class Membership:
                 except KafkaException as error:
                     self.trouble = error.args[0].str()
                     self._stopping.wait(AGAIN_S)
-        except Exception:  # a defect must not go unheard
+        except BaseException as error:  # a defect must not go unheard
             LOG.exception("checks of %s", self._group)
+            self.trouble = f"{type(error).__name__}: {error}"
         finally:
             with suppress(KafkaException):  # what is not committed is read again, which does no harm
                 self._commit(asynchronous=False)

@@ -123,8 +123,8 @@ class KafkaEdge(Edge):
         self.started_at_ms = self._now_ms()
         self._reach = Reach(self._look)
         # Ends have a producer of their own: they never wait behind halves.
-        self._halves = Writer(connection, self._reach, "halves", queued_bytes_max=settings.max_queued_bytes)
-        self._ops = Writer(connection, self._reach, "ends", queued_bytes_max=settings.max_queued_bytes)
+        self._halves = Writer(connection, self._reach, "halves", self._fail, queued_bytes_max=settings.max_queued_bytes)
+        self._ops = Writer(connection, self._reach, "ends", self._fail, queued_bytes_max=settings.max_queued_bytes)
         self._real_topics = RealTopics(connection.admin(), list(asdict(self.topics).values()), self._unreachable)
         self._ends = OpFollower(connection, self.topics, self._place_sealer, self._fail)
         self._ends.start()

@@ -148,7 +148,7 @@ class OpFollower:
             except KafkaException as error:
                 self.trouble = f"ops cannot be read: {error.args[0].str()}"
                 self._stopping.wait(AGAIN_S)
-            except Exception as error:  # a defect: an op that is passed over would make later answers wrong
+            except BaseException as error:  # a defect: an op that is passed over would make later answers wrong
                 LOG.exception("following %s", self._topics.op)
                 self._loop.call_soon_threadsafe(self._fail, f"{type(error).__name__}: {error}")
                 return

@@ -106,7 +106,9 @@ _Report = tuple[_Batch, int, KafkaError | None, int, int]
 class Writer:
     """Made and used in the event loop; a thread of its own hears the reports."""
 
-    def __init__(self, connection: Connection, reach: Reach, name: str, *, queued_bytes_max: int) -> None:
+    def __init__(
+        self, connection: Connection, reach: Reach, name: str, fail: Callable[[str], None], *, queued_bytes_max: int
+    ) -> None:
         self._options = connection.librdkafka(
             acks="all",
             enable_idempotence=True,
@@ -118,7 +120,7 @@ class Writer:
             queue_buffering_max_kbytes=max(queued_bytes_max >> 10, 1 << 10),
             message_max_bytes=1_000_000_000,  # what a topic takes is the topic's to say (messages.py)
         ) | {"error_cb": self._heard}
-        self._reach, self._queued_bytes_max = reach, queued_bytes_max
+        self._reach, self._fail, self._queued_bytes_max = reach, fail, queued_bytes_max
         self._loop = asyncio.get_running_loop()
         self._producer = Producer(self._options)
         self._reports: deque[_Report] = deque()
@@ -186,11 +188,15 @@ class Writer:
 
     # --- in the thread ----------------------------------------------------------------------------------------------------
     def _run(self) -> None:
-        while not self._stopping:
-            self._producer.poll(POLL_S)
-            self._pass_on()
-            if self._fatal:
-                self._replace()
+        try:
+            while not self._stopping:
+                self._producer.poll(POLL_S)
+                self._pass_on()
+                if self._fatal:
+                    self._replace()
+        except BaseException as error:  # a defect: without this thread nobody would hear what became of his records
+            LOG.exception("reports of Kafka")
+            self._loop.call_soon_threadsafe(self._fail, f"{type(error).__name__}: {error}")
 
     def _reported(self, batch: _Batch, number: int, error: KafkaError | None, message: Any) -> None:
         self._reports.append((batch, number, error, message.partition() or 0, -1 if error else message.offset()))

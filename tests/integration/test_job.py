@@ -69,6 +69,20 @@ def test_a_commit_is_picked_up_without_a_tick(world):
     assert world.released() == [b"quick"]
 
 
+def test_a_dead_ticker_ends_the_job_with_its_reason(make_world):
+    world = make_world()
+
+    def fail(_now_ms):
+        raise MemoryError("no memory")
+
+    world.job.wants_batch = fail
+    world.job._ticker.join(60)
+    assert "no memory" in world.job.failure()
+    with pytest.raises(JobStopped, match="no memory"):
+        world.job.run_batch()
+    world.job._error = None  # so that the world can close it in order
+
+
 def test_a_quiet_stream_is_still_checked(world):
     half = world.half()
     world.settle()
