@@ -52,10 +52,11 @@ class LoopedShard:
 
     def commit(self, batch: Batch) -> None:
         packed = redo.pack_entries(batch.entries)
-        records = list(redo.batch_records(batch.entries, batch.marker, 1, self.store.new_groups(), {}))
+        names = self.store.names_for(batch.entries)
+        records = list(redo.batch_records(batch.entries, batch.marker, 1, names, {}, next_group=self.store.next_group))
         self.bytes += len(packed) + sum(len(value) for _, value in records)
         entries = np.concatenate([redo.unpack_entries(value) for ((_, kind),), value in records if kind == redo.ENTRIES])
-        self.store.apply(entries, batch.marker, self.store.new_groups(), (), batch.marker.sequence)
+        self.store.apply(entries, batch.marker, names, (), batch.marker.sequence, next_group=self.store.next_group)
 
 
 def columns(first: int, count: int) -> tuple[bytes, bytes]:

@@ -128,6 +128,10 @@ class Batch:
         self._image(half_offsets, rows)
         self.marker.totals["resumes"] += reopened
 
+    def tell_again(self, half_offsets: Any, rows: Array) -> None:
+        """Rows as they are, so that the redo log need not keep the batch that told them before."""
+        self._image(half_offsets, rows)
+
     def check(self, half_offsets: Any, words: Any) -> None:
         """Check requests for these halves go into the check queue."""
         self._add(RedoKind.CHECK, half_offsets, words, self._places("check", len(half_offsets)))

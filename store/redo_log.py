@@ -186,6 +186,13 @@ def numbers_of(entries: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(entries["tag"] & NUMBER_MASK, np.int64)
 
 
+def group_numbers(entries: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The numbers of groups that row images use, each once; a quarantined half has none."""
+    rest = entries["position"][kinds_of(entries) == RedoKind.IMAGE_REST]
+    numbers = np.unique((rest & 0xFFFFFFFF).astype(np.uint32).view(np.int32))
+    return numbers[numbers >= 0]
+
+
 def encode_marker(marker: Marker, count: int) -> np.ndarray[Any, Any]:
     encoded = np.zeros(1, MARKER)
     encoded["tag"] = (MARKER_KIND << KIND_SHIFT) | count

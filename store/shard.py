@@ -8,7 +8,7 @@ shard.checkpoint:
     marker          of the last batch before redo_offset
     redo_offset     batches before it in the redo partition are in the files, durably
     term            the highest that was seen
-    groups          names of producer groups, by number
+    groups          names of producer groups, by number; "" where the name is not known here
     undeliverable   [half_offset, reason, since_ms, attempts] of ended halves whose message Kafka refused
     touches         [file number, ms]: the last change of each state file
 
@@ -20,17 +20,19 @@ beginning.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from store import disk, redo_log
 from store.directory import Geometry, Lock
 from store.errors import BatchBeyondCursor, Corrupt
 from store.job import Batch, apply_rows
+from store.records import State, state_of
 from store.redo_log import Marker, RedoKind, kinds_of, numbers_of
 from store.retention import Ledger
 from store.state_table import StateTable
@@ -39,8 +41,14 @@ CHECKPOINT: Final = "shard.checkpoint"
 CHECKPOINT_ENTRIES: Final = 2_000_000
 #: A number that no group has.
 NO_GROUP: Final = 0x7FFF_FFFF
+#: States in which a half's group still decides something: a discarded one can be resumed.
+_OPEN: Final = np.array([int(state) for state in (State.PREPARED, State.DISCARDED_MAX, State.DISCARDED_EXPIRED)])
+
+#: Rows of one batch that tells old rows again.
+TOLD_AGAIN_ROWS: Final = 1 << 18
 
 Array = np.ndarray[Any, Any]
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -78,7 +86,9 @@ class ShardStore:
         self.redo_offset = int(state.get("redo_offset", 0))
         self.term = int(state.get("term", 0))
         self.groups: list[str] = list(state.get("groups", []))
-        self._numbers = {name: number for number, name in enumerate(self.groups)}
+        self._numbers = {name: number for number, name in enumerate(self.groups) if name}
+        self._untold: dict[int, str] = {}
+        self.next_group = len(self.groups)  # the number that the next new group gets
         self.undeliverable = {int(at): Undeliverable(*rest) for at, *rest in state.get("undeliverable", [])}
         self.ledger = Ledger(Geometry(state_rows_per_file=self._rows_per_file))
         self.ledger.state_touch = {int(file): int(at) for file, at in state.get("touches", [])}
@@ -98,26 +108,67 @@ class ShardStore:
         return self.table.pending == self.marker.pending
 
     # --- groups ---------------------------------------------------------------------------------------------------------------
+    # A row holds its group's number, and numbers mean nothing without their names. So each batch tells the name of every number
+    # that its row images use: in the redo partition a name lives exactly as long as the rows that need it. Numbers are never given
+    # twice: a marker tells the next free one, because a rebuild does not see names that no row in the redo partition uses.
     def group_no(self, name: str) -> int:
-        """The number of a group; a new one is told to others by the next batch (`new_groups`)."""
+        """The number of a group; the batch that uses a new one tells it to others (`names_for`)."""
         number = self._numbers.get(name)
         if number is None:
-            number = self._numbers[name] = len(self._numbers)
+            number = self._numbers[name] = self.next_group
+            self._untold[number] = name
+            self.next_group += 1
         return number
 
     def known_group(self, name: str) -> int:
         """The number of a group; NO_GROUP where no half of it was ever here: an op cannot make one known."""
         return self._numbers.get(name, NO_GROUP)
 
-    def new_groups(self) -> list[tuple[int, str]]:
-        """Groups that no batch has told yet."""
-        return [(number, name) for name, number in self._numbers.items() if number >= len(self.groups)]
+    def names_for(self, entries: Array) -> list[tuple[int, str]]:
+        """(number, name) of the groups that a batch has to tell: those of its row images, and new ones."""
+        wanted = {number: self._name_of(number) for number in redo_log.group_numbers(entries).tolist()}
+        return sorted((wanted | self._untold).items())
 
-    def _learn(self, groups: Iterable[tuple[int, str]]) -> None:
+    def all_names(self) -> list[tuple[int, str]]:
+        """(number, name) of every group that is known."""
+        known = {number: name for number, name in enumerate(self.groups) if name}
+        return sorted((known | self._untold).items())
+
+    def _name_of(self, number: int) -> str:
+        name = self._untold.get(number) or (self.groups[number] if number < len(self.groups) else "")
+        if not name:
+            raise Corrupt(self.root, self.redo_offset, f"the name of producer group number {number} is not known")
+        return name
+
+    def nameless(self) -> tuple[int, int] | None:
+        """(half_offset, group number) of a row that may still be checked or ended and whose group's name is not known."""
+        known = np.array([bool(name) for name in self.groups], np.bool_)
+        for file_no in self.table.file_numbers():
+            rows = self.table.rows_of(file_no)
+            open_rows = np.flatnonzero(np.isin(state_of(rows["word"]), _OPEN))
+            numbers = rows["group_no"][open_rows]
+            good = (numbers >= 0) & (numbers < len(known))
+            good[good] = known[numbers[good]]
+            bad = np.flatnonzero(~good)
+            if len(bad):
+                return file_no * self._rows_per_file + int(open_rows[bad[0]]), int(numbers[bad[0]])
+        return None
+
+    def _learn(self, groups: Iterable[tuple[int, str]], next_group: int, redo_offset: int) -> None:
+        """Names are placed by number; those between them are not known."""
         for number, name in groups:
-            if number == len(self.groups):
-                self.groups.append(name)
-                self._numbers[name] = number
+            self.groups += [""] * (number + 1 - len(self.groups))
+            if self.groups[number] not in ("", name):
+                raise Corrupt(
+                    self.root,
+                    redo_offset,
+                    f"producer group number {number} is {self.groups[number]!r} here and {name!r} in the redo partition: the "
+                    "numbers of one of them were given anew. Empty this directory to have it rebuilt from the redo topic",
+                )
+            self.groups[number] = name
+            self._numbers[name] = number
+            self._untold.pop(number, None)
+        self.next_group = max(self.next_group, next_group, len(self.groups))
 
     # --- batches --------------------------------------------------------------------------------------------------------------
     def batch(self, *, half_cursor: int, op_cursor: int, now_ms: int) -> Batch:
@@ -135,6 +186,8 @@ class ShardStore:
         groups: Iterable[tuple[int, str]],
         refused: Iterable[tuple[int, str]],
         redo_offset: int,
+        *,
+        next_group: int = 0,
     ) -> None:
         """A batch as it was read from the redo partition; `redo_offset` is behind its marker."""
         if marker.sequence <= self.marker.sequence:
@@ -144,7 +197,7 @@ class ShardStore:
         if self.marker.sequence and marker.sequence != self.marker.sequence + 1:
             raise Corrupt(self.root, redo_offset, f"batch {marker.sequence} of the redo partition follows {self.marker.sequence}")
         with disk.failpoint("apply.rows"):
-            self._learn(groups)
+            self._learn(groups, next_group, redo_offset)
             apply_rows(self.table, self.ledger, entries)
             kinds, numbers = kinds_of(entries), numbers_of(entries)
             self.ledger.touch_rows(numbers[kinds != RedoKind.QUARANTINE_OP], marker.now_ms)
@@ -165,6 +218,15 @@ class ShardStore:
             since_ms, attempts = (known.since_ms, known.attempts + 1) if known else (now_ms, 1)
             self.undeliverable[number] = Undeliverable(reason, since_ms, attempts)
 
+    def pending_since_before(self, stored_at_s: int, most: int = TOLD_AGAIN_ROWS) -> Iterator[Ints]:
+        """Half offsets that are pending and were stored before that second, at most so many at a time."""
+        for file_no in self.table.scannable():
+            for first in range(0, self._rows_per_file, most):
+                rows = self.table.rows_of(file_no)[first : first + most]
+                old = (state_of(rows["word"]) == int(State.PREPARED)) & (rows["stored_at_s"] < stored_at_s)
+                if old.any():
+                    yield np.flatnonzero(old) + (file_no * self._rows_per_file + first)
+
     # --- checkpoint, retention, close -------------------------------------------------------------------------------------------
     def checkpoint(self) -> None:
         self.table.flush()
@@ -172,7 +234,7 @@ class ShardStore:
             "marker": redo_log.marker_to_dict(self.marker),
             "redo_offset": self.redo_offset,
             "term": self.term,
-            "groups": self.groups,
+            "groups": self.groups + [""] * (self.next_group - len(self._untold) - len(self.groups)),
             "undeliverable": [(at, each.reason, each.since_ms, each.attempts) for at, each in self.undeliverable.items()],
             "touches": sorted(self.ledger.state_touch.items()),
         }

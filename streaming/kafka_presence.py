@@ -34,4 +34,4 @@ class GroupsAlive:
         if producer_groups and time.monotonic() >= self._known_until_s:
             self._live = groups.members(self._admin, ASK_S).live
             self._known_until_s = time.monotonic() + KNOWN_S
-        return np.array([self._live.get(self._prefix + group, False) for group in producer_groups], np.bool_)
+        return np.array([bool(group) and self._live.get(self._prefix + group, False) for group in producer_groups], np.bool_)

@@ -74,7 +74,7 @@ RELEASE_BYTES_MAX: Final = 128 << 20
 #: An idle shard says where it stands this often (of fileReservedTime), one that never had a batch too: a redo partition whose
 #: beginning is gone and that has no marker is taken for one that was lost.
 MARKER_SHARE: Final = 0.25
-#: The first one waits for this long: where there is a backlog, its batches say it.
+#: The first one of a term, which tells all groups' names, waits for this long: where there is a backlog, its batches say it.
 FIRST_MARKER_MS: Final = 10_000
 _WITH_BODIES: Final = np.array([int(kind) for kind in (OpKind.COMMIT, OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED)], np.uint8)
 
@@ -91,6 +91,8 @@ class _Part:
         self.rounds: Rounds | None = None
         self.retry_at_ms = 0
         self.claimed_ms = 0
+        self.tell_again_ms = 0
+        self.telling: Iterator[npt.NDArray[np.int64]] = iter(())
 
 
 class KafkaJobService:
@@ -419,7 +421,7 @@ class KafkaJobService:
         return clients.bounds_of(self._watcher, topic, partition)[1]
 
     def _live_groups(self, shard: Shard, _now_ms: int) -> Bools:
-        return self._alive.of(shard.store.groups)
+        return self._alive.of(shard.store.groups)  # a number whose name is not known ("") has nobody live
 
     def _run_task(self, task: release.Task) -> release.Done | str:
         """On an executor. What Spark throws is told as a sentence: the task is started again."""
@@ -492,13 +494,26 @@ class KafkaJobService:
             if part.shard.store.undeliverable and now_ms >= part.retry_at_ms:
                 part.retry_at_ms = now_ms + self.settings.kafka_retry_interval_ms
                 self._retry(part.shard, now_ms)
+            self._tell_again(part, now_ms)
             if now_ms > self._marker_due_ms(part):
                 part.shard.commit(self._same_place(part.shard, now_ms))
                 part.shard.store.retain(now_ms, self.settings.retention_ms)
 
+    def _tell_again(self, part: _Part, now_ms: int) -> None:
+        """Halves that stay pending beyond fileReservedTime (discards may be stopped): the redo topic is kept for twice as long, and
+        the batch that told their rows must not be the only one."""
+        if now_ms >= part.tell_again_ms:
+            part.tell_again_ms = now_ms + int(MARKER_SHARE * self.settings.retention_ms)
+            part.telling = part.shard.store.pending_since_before((now_ms - self.settings.retention_ms) // 1000)
+        half_offsets = next(part.telling, None)
+        if half_offsets is not None:
+            batch = self._same_place(part.shard, now_ms)
+            batch.tell_again(half_offsets, part.shard.table.get(half_offsets))
+            part.shard.commit(batch)
+
     def _marker_due_ms(self, part: _Part) -> float:
         marker = part.shard.marker
-        if not marker.sequence:
+        if not marker.sequence or not part.shard.names_told:
             return part.claimed_ms + FIRST_MARKER_MS
         return marker.now_ms + MARKER_SHARE * self.settings.retention_ms
 

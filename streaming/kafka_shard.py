@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from confluent_kafka import KafkaException
 
-from sinks.kafka import redo, release
+from sinks.kafka import contract, redo, release
 from store.errors import Corrupt, CursorBeyondLog
 from store.job import Batch
 from store.redo_log import Marker, RedoKind, kinds_of, numbers_of
@@ -64,6 +64,7 @@ class Shard:
         self.term = 0
         self.traffic = Traffic()
         self._reached_end = False
+        self.names_told = False  # since we have claimed it
         self._follower = redo.Follower(target.client, target.topics.redo)
         self._follow_from_the_start()
 
@@ -97,13 +98,17 @@ class Shard:
         except KafkaException as error:
             # Going on without it, the next batch would have this one's number, and be taken for written.
             raise JobError(f"shard {self.partition}: the redo topic cannot be read: {error.args[0].str()}") from error
+        self.names_told = True
         self.traffic.messages += done.messages
         self.traffic.bytes += done.bytes
 
     def _task(self, batch: Batch) -> release.Task:
         entries = batch.entries
         packed = redo.pack_entries(entries) if len(entries) else b""
-        return release.Task(self.target, self.term, batch.marker, packed, self.store.new_groups(), self._windows(entries))
+        # The first batch of a term tells all names: earlier versions told each of them once.
+        names = self.store.names_for(entries) if self.names_told else self.store.all_names()
+        windows, next_group = self._windows(entries), self.store.next_group
+        return release.Task(self.target, self.term, batch.marker, packed, names, windows, next_group)
 
     def _windows(self, entries: Array) -> list[int]:
         """After how many bodies the task should begin a new piece."""
@@ -161,7 +166,9 @@ class Shard:
                     LOG.warning(
                         "shard %d: Kafka refuses %d messages, first %s", self.partition, len(event.refused), event.refused[0]
                     )
-                self.store.apply(event.entries, event.marker, event.groups, event.refused, event.redo_offset)
+                self.store.apply(
+                    event.entries, event.marker, event.groups, event.refused, event.redo_offset, next_group=event.next_group
+                )  # fmt: skip
 
     def _see_term(self, term: int) -> None:
         self.store.term = max(self.store.term, term)
@@ -180,6 +187,7 @@ class Shard:
             if self._stopping.is_set():
                 raise JobStopped("asked to stop before the redo topic was read")
             self.follow(0.5)
+        self._require_names()
 
     def claim(self, owner: str, now_ms: int) -> None:
         """Take the shard over: from here on no earlier driver can write to it. Then the rows must fit; if not, they are rebuilt."""
@@ -197,7 +205,23 @@ class Shard:
             found = f"{self.store.table.pending} rows are pending after batch {self.store.marker.sequence}"
             wanted = f"{self.store.marker.pending} should be, after batch {sequence}"
             raise Corrupt(self.store.root, self.store.redo_offset, f"rebuilt from the redo topic: {found}, {wanted}")
-        self.term = term
+        self._require_names()
+        self.term, self.names_told = term, False
+
+    def _require_names(self) -> None:
+        """A row whose group has no name could be ended by nobody, or by whichever group is given that number."""
+        found = self.store.nameless()
+        if found is None:
+            return
+        half_offset, number = found
+        topics = self.target.topics
+        raise JobCannotStart(
+            f"{self.store.root}: half {half_offset} of partition {self.partition} belongs to producer group number {number}, and "
+            f"retention has taken that group's name from {topics.redo}. Start the job in a data directory that knows it, the one "
+            "that it had or that of another driver: it tells all names again, and this directory can be rebuilt then. If all are "
+            f"lost, make {topics.half}, {topics.op} and {topics.redo} anew; the halves in {topics.half} name their groups in the "
+            f"header {contract.GROUP}"
+        )
 
     def _require_truth(self) -> None:
         """Batches were settled, and neither the directory nor the redo topic knows which: all commits would be released again."""

@@ -1,9 +1,9 @@
 """Records of the redo topic: encode, decode, read to the end (docs/kafka.md has the layout).
 
-A batch is some `entries` records, `groups` where producer groups are new, `refused` where Kafka refused messages, and one
-`marker`, written in one Kafka transaction by the one owner of the shard; a `claim` says who that is. Readers are `read_committed`,
-so a batch is there whole or not at all. It is held against its CRC all the same: the topic can be written by whoever the ACLs
-allow.
+A batch is some `entries` records, `groups` with the names of the producer groups that they use, `refused` where Kafka refused
+messages, and one `marker`, written in one Kafka transaction by the one owner of the shard; a `claim` says who that is. Readers are
+`read_committed`, so a batch is there whole or not at all. It is held against its CRC all the same: the topic can be written by
+whoever the ACLs allow.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class RedoBatch:
     term: int
     groups: list[tuple[int, str]] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
+    next_group: int = 0  # the next free number
 
 
 def pack_entries(entries: Array) -> bytes:
@@ -74,7 +75,7 @@ def claim_record(term: int, owner: str, at_ms: int) -> Record:
 
 
 def batch_records(
-    entries: Array, marker: Marker, term: int, groups: list[tuple[int, str]], refused: dict[int, str]
+    entries: Array, marker: Marker, term: int, groups: list[tuple[int, str]], refused: dict[int, str], *, next_group: int = 0
 ) -> Iterator[Record]:
     """A batch as records, the marker last."""
     for first in range(0, len(entries), ENTRIES_PER_RECORD):
@@ -84,7 +85,7 @@ def batch_records(
     yield from _texts(REFUSED, reasons, REFUSED_PER_RECORD)
     encoded = encode_marker(marker, len(entries))
     encoded["crc"] = batch_crc(entries.tobytes(), encoded.tobytes(), marker.sequence)
-    rest = {"term": term, "new_groups": len(groups)}
+    rest = {"term": term, "new_groups": len(groups), "next_group": next_group}
     yield [(contract.REDO, MARK)], encoded.tobytes() + json.dumps(rest).encode()
 
 
@@ -147,10 +148,11 @@ class Decoder:
         if batch_crc(entries.tobytes(), bytes(raw), marker.sequence) != int(encoded["crc"]):
             raise ValueError(f"the CRC of batch {marker.sequence} does not match")
         if len(groups) != told:
-            raise ValueError(f"batch {marker.sequence} has {told} new groups, and {len(groups)} are told")
+            raise ValueError(f"batch {marker.sequence} has the names of {told} groups, and {len(groups)} are there")
         groups += _pairs(rest.get("groups", []))  # where both stood at first
         refused += _pairs(rest.get("refused", []))
-        return RedoBatch(self.partition, behind, entries, marker, int(rest["term"]), groups, refused)
+        term, next_group = int(rest["term"]), int(rest.get("next_group", 0))
+        return RedoBatch(self.partition, behind, entries, marker, term, groups, refused, next_group)
 
 
 def _pairs(found: list[Any]) -> list[tuple[int, str]]:

@@ -112,6 +112,7 @@ class Task:
     packed_entries: bytes
     groups: list[tuple[int, str]]
     windows: list[int] = field(default_factory=list)
+    next_group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -541,7 +542,9 @@ class _Attempt:
 
     def redo(self, entries: Array) -> None:
         refused = {at: reason for at, reason in self.refused.items() if at in self._kept_numbers(entries)}
-        for headers, value in redo.batch_records(entries, self.task.marker, self.task.term, self.task.groups, refused):
+        task = self.task
+        records = redo.batch_records(entries, task.marker, task.term, task.groups, refused, next_group=task.next_group)
+        for headers, value in records:
             self._produce(self.topics.redo, value, partition=self.target.partition, headers=headers)
 
     def _kept_numbers(self, entries: Array) -> set[int]:

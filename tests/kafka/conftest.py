@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from sinks.kafka import release
 from tests.support.kafka import FIRST_COMPILER, Cluster, kafka_cluster
+from tests.support.one_shard import OneShard
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,3 +30,11 @@ def kafka() -> Iterator[Cluster]:
 def breakable_kafka() -> Iterator[Cluster]:
     with kafka_cluster() as cluster:
         yield cluster
+
+
+@pytest.fixture
+def shard(kafka: Cluster, tmp_path: Path) -> Iterator[OneShard]:
+    made = OneShard(kafka, tmp_path)
+    yield made
+    made.close()
+    release._owners.clear()

@@ -47,7 +47,7 @@ class DirectShard:
         return self.store.batch(**cursors)
 
     def commit(self, batch: Batch) -> None:
-        self.store.apply(batch.entries, batch.marker, self.store.new_groups(), (), batch.marker.sequence)
+        self.store.apply(batch.entries, batch.marker, (), (), batch.marker.sequence)
 
 
 class Both:

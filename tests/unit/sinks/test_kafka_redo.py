@@ -128,7 +128,7 @@ def test_a_batch_whose_groups_are_not_all_there_is_no_batch_of_ours() -> None:
     records = as_read(redo.batch_records(np.zeros(1, REDO), Marker(sequence=1), 1, [(0, "g")], {}))
     decoder = redo.Decoder(0)
     decoder.take(records[0])
-    with pytest.raises(RedoBroken, match="1 new groups, and 0 are told"):
+    with pytest.raises(RedoBroken, match="the names of 1 groups, and 0 are there"):
         decoder.take(records[2])
 
 

@@ -125,9 +125,9 @@ def released(kafka: Any, halves: dict[int, Message], monkeypatch: pytest.MonkeyP
     kept: list[dict[int, str]] = []
     batch_records = redo.batch_records
 
-    def noted(entries: Any, marker: Any, term: int, groups: Any, refused: dict[int, str]) -> Any:
+    def noted(entries: Any, marker: Any, term: int, groups: Any, refused: dict[int, str], **more: Any) -> Any:
         kept.append(dict(refused))
-        return batch_records(entries, marker, term, groups, refused)
+        return batch_records(entries, marker, term, groups, refused, **more)
 
     monkeypatch.setattr(redo, "batch_records", noted)
     owner: Any = release._Owner(kafka, None, 0)  # type: ignore[arg-type]

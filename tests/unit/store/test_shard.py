@@ -26,7 +26,7 @@ def prepared(store, *half_offsets, half_cursor=None, group="orders"):
 
 
 def apply(store, batch, refused=(), redo_offset=1):
-    store.apply(batch.entries, batch.marker, store.new_groups(), refused, redo_offset)
+    store.apply(batch.entries, batch.marker, store.names_for(batch.entries), refused, redo_offset, next_group=store.next_group)
 
 
 def states(store, *half_offsets):
@@ -143,3 +143,49 @@ def test_state_files_go_when_nothing_in_them_is_needed(store):
     assert store.retain(2_000_000 + 5_000, 10_000) == 0
     assert store.retain(2_000_000 + 20_000, 10_000) == 1, "the second file has pending rows"
     assert states(store, 5, 105, 205) == [State.NONE, State.ROLLED_BACK, State.PREPARED]
+
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+def test_a_batch_tells_the_names_of_all_groups_whose_rows_it_brings(store):
+    apply(store, prepared(store, 1, group="Aa"))
+    apply(store, prepared(store, 2, group="BB"))
+    again = prepared(store, 3, group="Aa")
+    assert store.names_for(again.entries) == [(0, "Aa")]
+    store.group_no("new")
+    assert store.names_for(again.entries) == [(0, "Aa"), (2, "new")]
+    assert store.all_names() == [(0, "Aa"), (1, "BB"), (2, "new")]
+
+
+def test_names_are_placed_by_number_and_a_number_is_never_given_twice(tmp_path):
+    store = ShardStore(tmp_path, ROWS)
+    batch = store.batch(half_cursor=2, op_cursor=0, now_ms=2_000_000)
+    batch.prepare(halves(1, group_no=3))
+    store.apply(batch.entries, batch.marker, [(3, "payments")], (), 1, next_group=7)
+    assert (store.groups, store.known_group("payments")) == (["", "", "", "payments"], 3)
+    assert store.group_no("mallory") == 7
+    store.close()
+    again = ShardStore(tmp_path, ROWS)
+    assert (again.known_group("payments"), again.group_no("newcomer")) == (3, 7), "mallory was never told"
+    assert again.nameless() is None
+    again.close()
+
+
+def test_a_row_whose_group_nobody_has_named_is_found(store):
+    batch = store.batch(half_cursor=9, op_cursor=0, now_ms=2_000_000)
+    batch.prepare(halves(4, group_no=0))
+    batch.prepare(halves(8, group_no=5))
+    store.apply(batch.entries, batch.marker, [(0, "orders")], (), 1)
+    assert store.nameless() == (8, 5)
+    with pytest.raises(Corrupt, match="the name of producer group number 5 is not known"):
+        store.names_for(batch.entries)
+    ended = store.batch(half_cursor=9, op_cursor=1, now_ms=2_000_000)
+    ended.roll_back([8], [pack_word(State.ROLLED_BACK)])
+    apply(store, ended)
+    assert store.nameless() is None, "its group decides nothing any more"
+
+
+def test_a_number_that_has_two_names_is_refused(store):
+    apply(store, prepared(store, 1, group="early"))
+    batch = store.batch(half_cursor=2, op_cursor=0, now_ms=2_000_000)
+    with pytest.raises(Corrupt, match=r"number 0 is 'early' here and 'newcomer' in the redo partition.*Empty this directory"):
+        store.apply(batch.entries, batch.marker, [(0, "newcomer")], (), 9)

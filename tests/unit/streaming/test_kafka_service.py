@@ -135,20 +135,24 @@ def test_a_driver_stands_by_as_soon_as_kafka_says_that_another_has_the_lease_and
 
 
 # --- ticks --------------------------------------------------------------------------------------------------------------
-def test_an_idle_shard_writes_a_marker_soon_and_again_before_it_could_age_out():
+@pytest.mark.parametrize("sequence", [0, 41], ids=["new", "claimed again"])
+def test_an_idle_shard_writes_a_marker_soon_and_again_before_it_could_age_out(sequence):
     made: Any = kafka_service.KafkaJobService.__new__(kafka_service.KafkaJobService)
     now_ms, written = 1_900_000_000_000, list[int]()
     made.clock, made._stopping = SimpleNamespace(now_ms=lambda: now_ms), threading.Event()
     made.settings = SimpleNamespace(retention_ms=1000)
     shard = SimpleNamespace(lock=threading.Lock(), store=SimpleNamespace(undeliverable={}, retain=lambda *_: 0), marker=Marker())
+    shard.marker.sequence, shard.marker.now_ms = sequence, now_ms
     shard.batch = lambda **place: Marker(sequence=shard.marker.sequence + 1, **place)
 
     def commit(batch: Marker) -> None:
-        shard.marker = batch
+        shard.marker, shard.names_told = batch, True
         written.append(now_ms)
 
     shard.commit = commit
-    part: Any = SimpleNamespace(shard=shard, rounds=SimpleNamespace(wanted=lambda _: False), claimed_ms=now_ms)
+    shard.names_told, shard.store.pending_since_before = False, lambda _: iter(())
+    rounds = SimpleNamespace(wanted=lambda _: False)
+    part: Any = SimpleNamespace(shard=shard, rounds=rounds, claimed_ms=now_ms, tell_again_ms=0)
     start_ms = now_ms + kafka_service.FIRST_MARKER_MS
     while now_ms < start_ms + 1000:
         made._tick(part)
