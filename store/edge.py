@@ -677,6 +677,7 @@ class EdgeStore:
         # Halves before ops: whoever sees an op must be able to see its half.
         self.page[EdgeSlot.LOG_END], self.page[EdgeSlot.HALF_END] = mark[0], mark[1]
         self.page[EdgeSlot.OP_END] = mark[2]
+        self.page[EdgeSlot.VISIBLE_END] = mark[0]
         if self._on_publish is not None:
             self._on_publish()
         if mark[0] - self._checkpointed >= self.checkpoint_bytes:

@@ -440,22 +440,23 @@ class JobStore:
             self.checkpoint()  # a begin that no mark accounts for is damage
         # Before the checkpoint, which makes the begins durable and notes them: files go only behind a begin that stays.
         self._raise_begins()
-        removed = {"state": self.table.remove_before(min(half_begin, low)) if self.marker.op_cursor >= op_end else 0}
+        first_row = min(half_begin, low) if self.marker.op_cursor >= op_end else self.table.begin
+        removed = {"state": self.table.remove_before(first_row)}
         self.checkpoint()
-        removed["redo"] = self._retain_redo()
+        removed["redo"] = self._retain_redo(max(first_row, self.table.begin))
         removed["topics"] = self._retain_topics()
         # The marks may have gone back: their cursor is published last, so that the edge never takes old marks for new ones.
         self._publish()
         self.page[JobSlot.MARKS_OP_CURSOR] = self.marker.op_cursor
         return removed
 
-    def _retain_redo(self) -> int:
-        """A redo file goes when a rebuild without it gives the same: no batch begins in it, or none that speaks of a row or an
-        ordinary message that is still there. The last batch stays, for its marker."""
+    def _retain_redo(self, first_row: int) -> int:
+        """A redo file goes when a rebuild without it gives the same: no batch begins in it, or none that speaks of a row (from
+        first_row on) or an ordinary message that is still there. The last batch stays, for its marker."""
         keep = self.redo.end
         for batch in self.redo.batches(self.redo.first_batch(), None):
             keep = batch.redo_offset
-            if redo_log.speaks_of(batch.entries, self.table.begin, self.ledger.op_low_water):
+            if redo_log.speaks_of(batch.entries, first_row, self.ledger.op_low_water):
                 break
         return self.redo.file.remove_before(keep)
 
@@ -612,10 +613,11 @@ class JobStore:
         self._close_generation()
         self._open_generation(number, Marker(), Ledger(self.directory.geometry))
         # Batches that are kept for later rows may speak of rows that retention has removed: they stay removed.
-        rows = self.directory.geometry.state_rows_per_file
-        self._first_row = self.log.page[EdgeSlot.HALF_BEGIN] // rows * rows
+        self._first_row = self.log.page[EdgeSlot.HALF_BEGIN]
         start = self.redo.first_batch()
         self._replay(start, 0 if start == 0 else None, progress)
+        if self.marker.half_cursor > self.table.allocated:  # no row is left, but the next one has its place
+            self.table.ensure(self.marker.half_cursor - 1, self.marker.half_cursor)
         if self.table.pending != self.marker.pending:
             reason = f"replayed to {self.table.pending} pending rows, its last marker says {self.marker.pending}"
             raise Corrupt(self.redo.file.directory, self.redo.end, reason)

@@ -12,7 +12,7 @@ aligned 8-byte word. Slot 0 holds the magic. A writer changes a slot only after 
     6 op_begin                                      6 round_check_start  check entries before it have lapsed
     7 op_end         read before half_end           7 check_end
     8 heartbeat_ms                                  8 proposal_end
-                                                    9 discard_end
+    9 visible_end    log_end, published last        9 discard_end
                                                    10 quarantine_end
                                                    11 log_low_water    the edge may delete the log before it
                                                    12 half_low_water   halves before it are gone
@@ -25,8 +25,10 @@ aligned 8-byte word. Slot 0 holds the magic. A writer changes a slot only after 
                                                    19 marks_op_cursor  the low-water marks know of the ops before it
                                                    20-27 totals, in the order of `redo_log.TOTALS`
 
-Order matters in one place: an op's half is visible whenever the op is. The writer publishes half_end first, a reader reads
-op_end first. Volatile: each side writes its page anew when it opens.
+Order matters in two places. An op's half is visible whenever the op is: the writer publishes half_end first, a reader reads op_end
+first. And whoever must know of every half and op in a part of the log (retention) reads visible_end first and half_end and op_end
+after it: log_end, which is published before them, may speak of records that they do not yet show.
+Volatile: each side writes its page anew when it opens.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ JOB_MAGIC: Final = 0x4A_4F_42_E5C0
 
 
 class EdgeSlot:
-    EPOCH, LOG_BEGIN, LOG_END, HALF_BEGIN, HALF_END, OP_BEGIN, OP_END, HEARTBEAT_MS = range(1, 9)
+    EPOCH, LOG_BEGIN, LOG_END, HALF_BEGIN, HALF_END, OP_BEGIN, OP_END, HEARTBEAT_MS, VISIBLE_END = range(1, 10)
 
 
 class JobSlot:

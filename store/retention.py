@@ -5,8 +5,8 @@ them.
 
 - A commit log segment goes when nothing pending points into it and its newest append, release, roll-back and discard are older
 than fileReservedTime.
-- A state file goes when it is full, nothing in it is pending and its last change is older than fileReservedTime. Its ids are
-then `gone`.
+- A row goes when its frame has gone, or with its state file: when that is full, nothing in it is pending and its last change is
+older than fileReservedTime. Its id is then `gone`. (The file itself stays until all its rows have gone.)
 - Queue files go when all their entries point before the log's low-water mark; "unread" does not pin them.
 - A redo file goes when every row and every ordinary message that its batches speak of is gone.
 
@@ -88,8 +88,8 @@ class Ledger:
         """Work out the low-water marks as the rules say now. They may go back: a discarded half that was resumed counts anew.
         Returns the first row that must stay."""
         oldest = now_ms - retention_ms
-        self.half_low_water = self._half_low(job, oldest)
         self.log_low_water = self._log_low(job, oldest)
+        self.half_low_water = max(self._half_low(job, oldest), self._first_framed(job))
         queue = job.log.op_queue
         queue.file.refresh()  # the edge removes files at its front
         self.op_low_water = self.first_kept(queue, queue.begin, job.marker.op_cursor)
@@ -109,15 +109,27 @@ class Ledger:
                 return file_no * size
         return job.table.allocated
 
+    def _first_framed(self, job: JobStore) -> int:
+        """The first row whose frame must stay, whatever its file: where halves are rare, a state file takes years to fill, and
+        the redo log behind its first row would only grow."""
+        log_end, size = job.log.page[EdgeSlot.LOG_END], self._geometry.state_rows_per_file
+        for file_no in job.table.file_numbers():
+            rows = job.table.rows_of(file_no)[: max(0, job.marker.half_cursor - file_no * size)]
+            places = rows["commit_log_offset"]
+            framed = (places >= self.log_low_water) & (places < log_end)  # a damaged entry may point anywhere
+            framed |= (rows["word"] & np.uint32(STATE_MASK)) == np.uint32(State.PREPARED)
+            if framed.any():
+                return file_no * size + int(np.argmax(framed))
+        return job.marker.half_cursor
+
     def _log_low(self, job: JobStore, oldest_ms: int) -> int:
-        """The start of the first segment that must stay."""
+        """The start of the first segment that must stay. By what this side knows of segments, not by which files it has seen:
+        the edge makes them, and another process reads them for the settlement."""
+        # First of all, and so before the ends of halves and ops: what is appended meanwhile must stay.
+        limit = job.log.page[EdgeSlot.VISIBLE_END]
+        limit = min(limit, _first_pending_place(job), _unsettled_place(job))
         size = self._geometry.commit_log_segment_bytes
-        # Never beyond the log: the marks do not go back, and what is appended later must stay.
-        limit = min(_first_pending_place(job), _unsettled_place(job), job.log.page[EdgeSlot.LOG_END])
-        for start in job.log.log.file.starts():
-            if start + size > limit or self.log_touch.get(start // size, 0) >= oldest_ms:
-                return start
-        return limit - limit % size
+        return size * min([limit // size, *(number for number, at_ms in self.log_touch.items() if at_ms >= oldest_ms)])
 
     def first_kept(self, queue: ConsumeQueue, begin: int, end: int) -> int:
         """The first entry of begin … end whose frame is not before the log's low-water mark (holes aside)."""

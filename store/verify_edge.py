@@ -242,6 +242,9 @@ class EdgeSide(EdgeFiles):
                 self.findings.add(self.page_path, slot * 8, f"{name} is {int(self.page[slot])}, the checkpoint says {noted[name]}")
         if self.page[EdgeSlot.EPOCH] < 1:
             self.findings.add(self.page_path, EdgeSlot.EPOCH * 8, "the epoch is less than 1")
+        if int(self.page[EdgeSlot.VISIBLE_END]) not in (0, noted["log_end"]):  # 0: written by a release that did not know it
+            reason = f"visible_end is {int(self.page[EdgeSlot.VISIBLE_END])}, the log ends at {noted['log_end']}"
+            self.findings.add(self.page_path, EdgeSlot.VISIBLE_END * 8, reason)
 
     def read_names(self) -> None:
         """The dictionary: numbers consecutive, names legal and distinct."""
@@ -547,7 +550,7 @@ class EdgeSide(EdgeFiles):
             there &= (replay.number[at] == wanted) & ((replay.kind[at] == RedoKind.MESSAGE) == of_message)
             self.released_seen[at[there]] = True
         # A redo file that retention took had told of rows that are all gone.
-        gone = (self.job.scan.begin > 0) & (of_message | (about < replay.row_begin))
+        gone = (self.job.scan.begin > 0) & (of_message | (about < max(replay.row_begin, self.half_floor)))
         for index in np.flatnonzero(settled & ~there & ~gone).tolist():
             if int(about[index]) not in self._exempt():
                 self.log.add(

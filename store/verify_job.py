@@ -79,6 +79,8 @@ class JobSide:
         self.clean = False
         self.replay: Replay | None = None
         self.comparable = False
+        #: Ids of halves before it are gone.
+        self.half_floor = 0
         self.counts: dict[str, object] = {}
         if self.present:
             self._read()
@@ -259,20 +261,21 @@ class JobSide:
         if not self.present or not self.comparable:
             return
         assert self.replay is not None
-        self._compare_pending(edge.half_floor)
+        self.half_floor = edge.half_floor
+        self._compare_pending()
         self._compare_table()
         for name in NUMBERED:
             self._compare_numbered(name, edge)
         self._compare_topics(edge)
         self._check_directories()
 
-    def _compare_pending(self, half_floor: int) -> None:
+    def _compare_pending(self) -> None:
         assert self.replay is not None
         replay = self.replay
         missing = np.flatnonzero(~replay.imaged)
         if self.scan.begin:
-            # A rebuild after retention begins with the rest of a file: of the rows before it, whose ids are gone, no image is left.
-            missing = missing[missing + replay.row_begin >= half_floor]
+            # Of rows whose ids are gone no image need be left.
+            missing = missing[missing + replay.row_begin >= self.half_floor]
         for row in missing.tolist():
             at = (row + replay.row_begin) * ROW.itemsize
             self.table.add(at, f"row {row + replay.row_begin} has no image in the redo log: a rebuild would lose it")
@@ -294,6 +297,9 @@ class JobSide:
             found = self.table.records(ROW, low, max(low, stop))
             wanted = replay.rows[low - first : max(low, stop) - first]
             wrong = np.flatnonzero(found != wanted)
+            # Rows whose ids are gone stay until their file goes. The redo log need not know them, nor a rebuild make them again.
+            unjudged = (wrong + low < self.half_floor) & (~replay.imaged[wrong + low - first] | (found[wrong] == np.zeros(1, ROW)))
+            wrong = wrong[~unjudged]
             if len(wrong):
                 wrong = wrong[~self._forgiven(wrong + low)]
             for row in wrong.tolist():
@@ -325,7 +331,7 @@ class JobSide:
     def _rows_of(self, numbers: Ints) -> tuple[Array, Any]:
         """(rows, which of them are known) of halves."""
         assert self.replay is not None
-        known = (numbers >= self.replay.row_begin) & (numbers < self.replay.half_cursor)
+        known = (numbers >= max(self.replay.row_begin, self.half_floor)) & (numbers < self.replay.half_cursor)
         known[known] = self.replay.imaged[numbers[known] - self.replay.row_begin]
         rows = np.zeros(len(numbers), ROW)
         rows[known] = self.replay.rows[numbers[known] - self.replay.row_begin]
@@ -477,7 +483,7 @@ class JobSide:
         entries = found[at]
         hole = (entries["size_bytes"] == 0) & (entries["tags_code"] == 0) & np.isin(entries["commit_log_offset"], (0, -1))
         gone = (entries["commit_log_offset"] >= 0) & (entries["commit_log_offset"] < edge.log.begin)
-        lost = self.scan.begin > 0 or self.replay.row_begin > 0 or edge.op_begin > 0
+        lost = self.scan.begin > 0 or max(self.replay.row_begin, self.half_floor) > 0 or edge.op_begin > 0
         good = hole if not lost else hole | gone | edge.frames_known(entries["commit_log_offset"], entries["size_bytes"])
         for index in np.flatnonzero(~good).tolist():
             number = int(at[index]) + low

@@ -11,12 +11,14 @@ from checker.policy import Policy
 from store import disk, ends
 from store.directory import Geometry
 from store.edge import EdgeStore, End
-from store.ends import Verdict
+from store.ends import Answer, Verdict
 from store.errors import StoreUnusable
 from store.frames import Message
 from store.job import JobStore
 from store.published import EdgeSlot, JobSlot
-from store.records import OpKind, State
+from store.reader import LogReader
+from store.records import OpKind, State, Via
+from store.verify import verify
 from streaming.settle import Settler, read_feed
 from tests.support.service import Service, segment_files
 
@@ -200,10 +202,10 @@ def test_a_resume_that_came_after_the_job_looked_keeps_its_half(service):
     assert b"resumed" in service.bodies()
 
 
-def test_a_resume_during_the_checkpoint_of_a_retention_keeps_its_message(service, monkeypatch):
-    """Its state file is not full: its row stays when its time is over, its segment of the log does not."""
-    (half,) = service.send(b"resumed")
-    service.operate(half, OpKind.DISCARD_MAX)
+def test_a_resume_during_the_checkpoint_of_a_retention_is_refused_or_keeps_its_message(service, monkeypatch):
+    """Once the edge has said which ids are gone, nobody is told accepted about one of them while its segment goes."""
+    parked = service.send(b"first", b"second")
+    service.edge.end([End(half, OpKind.DISCARD_MAX, None, Via.CHECKER) for half in parked], service.now_ms)
     for _ in range(4):
         service.roll_back(*service.send(*[b"x" * 5000] * 10))
     service.settle()
@@ -212,16 +214,25 @@ def test_a_resume_during_the_checkpoint_of_a_retention_keeps_its_message(service
     service.settle()
     service.job.retain(service.now_ms, DAY * 1000)
     write = service.edge.write_checkpoint
+    answers: list[Answer] = []
 
     def resumed_meanwhile(**how):
-        assert service.operate(half, OpKind.RESUME)[0].verdict is Verdict.ACCEPTED
+        answers.append(service.operate(parked[len(answers) % 2], OpKind.RESUME)[0])
         write(**how)
 
     with monkeypatch.context() as patch:
         patch.setattr(service.edge, "write_checkpoint", resumed_meanwhile)
+        # The first is resumed right before, so that the marks do not know it: it pins itself and what lies behind it.
+        assert service.operate(parked[0], OpKind.RESUME)[0].verdict is Verdict.ACCEPTED
+        service.roll_back(parked[0])
         assert service.edge.retain()["commitlog"] == 0
     service.settle()
-    assert (service.state(half), service.edge.read_half(half).body) == (State.PREPARED, b"resumed")
+    assert service.edge.read_half(parked[0]).body == b"first"
+    service.sleep(2 * DAY)
+    with monkeypatch.context() as patch:
+        patch.setattr(service.edge, "write_checkpoint", resumed_meanwhile)
+        service.retain(DAY)
+    assert (answers[-1].verdict, answers[-1].reason) == (Verdict.REFUSED, "gone")
 
 
 def test_after_everything_was_idle_for_long_new_messages_stay(service):
@@ -493,3 +504,140 @@ def test_a_topic_whose_messages_are_all_gone_keeps_its_offsets_over_a_rebuild(tm
             assert job.catalogue.extent(0) == (3, 3)
         with JobStore(tmp_path, rebuild=True) as job:
             assert job.catalogue.extent(0) == (3, 3)
+
+
+def messages(service, batches=1, size=50):
+    for _ in range(batches):
+        sent = [Message("g", "t", b"m" * 1000, queue_id=0)] * size
+        service.edge.wait(service.edge.append_messages(sent, service.now_ms).ticket)
+        service.settle()
+
+
+def test_the_redo_log_is_bounded_where_halves_are_rare_among_ordinary_messages(service):
+    """Their state file takes years to fill: the redo log behind its first row must not wait for that."""
+    rare = traffic(service, 1, size=3)
+    sizes, counts = [], []
+    for day in range(24):
+        messages(service, 4)
+        if day % 8 == 7:
+            rare += traffic(service, 1, size=1)
+        service.sleep(DAY)
+        retain(service, 3 * DAY)
+        sizes.append(sum(segment_files(service.root).values()))
+        counts.append(bytes_of(service, "transaction/redolog/"))
+    assert max(counts[16:]) <= max(counts[4:10])
+    assert max(sizes[16:]) <= max(sizes[4:10])
+    assert service.job.table.begin == 0, "a state file that was filled: the test shows nothing"
+    assert service.commit(rare[0])[0].reason == "gone"
+    assert problems(service) == []
+
+
+@pytest.mark.parametrize("halves_left", [0, 2])
+def test_a_rebuild_without_the_first_rows_of_a_state_file_goes_on_where_it_stood(service, halves_left):
+    traffic(service, 1, size=3)
+    for _ in range(6):
+        messages(service, 4)
+        service.sleep(DAY)
+    left = service.send(*[b"late"] * halves_left) if halves_left else []
+    service.settle()
+    retain(service, 3 * DAY)
+    assert service.edge.half_begin == 3
+    visible, marker = service.consume("t"), service.job.marker
+    for _ in range(2):
+        service.restart(rebuild=True)
+        assert (service.consume("t"), service.job.marker, service.pending) == (visible, marker, halves_left)
+        service.restart()
+        assert not service.job.recovery.rebuilt
+        assert problems(service) == []
+    for half in left:
+        assert service.commit(half)[0].verdict is Verdict.ACCEPTED
+    traffic(service, 1, size=2)
+    assert (service.bodies().count(b"late"), service.pending) == (halves_left, 0)
+
+
+def problems(service):
+    service.restart()
+    return verify(service.root).problems
+
+
+def test_parked_halves_stay_though_the_jobs_process_has_not_seen_their_segments(service):
+    """Spark's source reads the log in a process of its own: this one learns of new segments only when it must read in them."""
+    source = LogReader(service.job.directory)
+
+    def settle():
+        marker = service.job.marker
+        service.settler.settle(read_feed(source, marker.half_cursor, marker.op_cursor), service.now_ms)
+
+    service.commit(*service.send(b"x"))
+    settle()
+    for _ in range(2):
+        service.roll_back(*service.send(*[b"y" * 4000] * 10))
+        settle()
+    service.sleep(3 * DAY)
+    parked = []
+    for _ in range(8):
+        parked += service.send(*[b"y" * 4000] * 10)
+        service.edge.end([End(half, OpKind.DISCARD_MAX, None, Via.CHECKER) for half in parked[-10:]], service.now_ms)
+        settle()
+    service.retain(2 * DAY)
+    assert {service.operate(half, OpKind.RESUME)[0].verdict for half in parked} == {Verdict.ACCEPTED}
+
+
+class Interrupted:
+    """A page of the other side; something happens right before its nth look, or write."""
+
+    def __init__(self, page, nth, happen):
+        self._page, self._left, self._happen = page, nth, happen
+
+    def _count(self):
+        self._left -= 1
+        if self._left == 0:
+            self._happen()
+
+    def __getitem__(self, slot):
+        self._count()
+        return self._page[slot]
+
+    def __setitem__(self, slot, value):
+        self._count()
+        self._page[slot] = value
+
+
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_what_comes_while_the_job_looks_at_the_edges_page_stays(service, nth):
+    traffic(service, 2)
+    service.sleep(2 * DAY)
+    new = []
+    page = service.job.log.page
+
+    def more():
+        for _ in range(4):
+            new.extend(service.send(*[b"new" * 700] * 25))
+
+    service.job.log.page = Interrupted(page, nth, more)
+    service.job.retain(service.now_ms, DAY * 1000)
+    service.job.log.page = page
+    service.edge.retain()
+    assert len(new) in (0, 100), "the edge came once, or there were not so many looks"
+    assert all(service.edge.read_half(half) for half in new)
+    assert all(answer.verdict is Verdict.ACCEPTED for answer in service.commit(*new))
+    service.settle()
+    assert service.bodies().count(b"new" * 700) == len(new)
+
+
+@pytest.mark.parametrize("nth", range(1, 6))
+def test_the_job_may_look_while_the_edge_is_publishing(service, nth):
+    traffic(service, 2)
+    service.sleep(2 * DAY)
+    page, looked = service.edge.page, []
+
+    def look():
+        looked.append(service.job.retain(service.now_ms, DAY * 1000))
+
+    service.edge.page = Interrupted(page, nth, look)
+    appended = [service.edge.append_halves([Message("orders", "paid", b"new" * 5000)] * 4, service.now_ms) for _ in range(3)]
+    service.edge.wait(appended[-1].ticket)
+    service.edge.page = page
+    service.edge.retain()
+    assert len(looked) == (nth <= 4)
+    assert all(service.edge.read_half(half) for half in range(40, service.edge.half_end))
