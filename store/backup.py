@@ -1,35 +1,42 @@
 """Backup and restore of a store, the backup while it runs.
 
-Only truth is copied: redo log, commit log, dictionary, consumers, audit. What is derived is made anew by the restore. The redo log
-is copied first and the commit log after it, so that the copy's cursor never lies beyond its log; a batch that was being written
-then is cut by the recovery, as after a crash.
+Only truth is copied: redo log, consumers, commit log, dictionary, audit; and from the job's checkpoint how far topic queues reach.
+What is derived is made anew by the restore. The order decides what a copy of a running store is worth:
 
-A backup is a directory with the same relative paths, zeros behind the content left out, and `backup.json`, written last:
-    backup_format  1 · escrow_format · store_id · geometry
-    log_end        everything acknowledged before it is in the copy
-    positions      of the topic queues, as in edge.checkpoint: retention may have taken the ops that tell
-    files          [path, size_bytes, bytes copied, CRC-32 of them]
+    1  the job's checkpoint and the redo log, so that no cursor lies beyond the log
+    2  consumers, so that no group has read beyond it
+    3  the ends that the edge has published, then the commit log: it reaches at least that far
+    4  names and audit, which are durable before the frames that use them
+
+A backup is a directory with the same relative paths, zeros behind the content left out, and a manifest (see `manifest.py`), written
+last. A batch that was being written is cut by the recovery, as after a crash. A restored store recovers exactly as one whose
+process was killed: its manifest says how far the log was durable, damage before that is walked around, never cut.
 """
 
 from __future__ import annotations
 
 import os
 import zlib
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from store import disk
+from store.consumers import Consumers
+from store.dedup import EVERY_KEY_S
 from store.directory import FORMAT_FILE, StoreDirectory
 from store.edge import EdgeStore
-from store.edge_recovery import CHECKPOINT
-from store.errors import Corrupt, NotAStore, StoreUnusable
+from store.edge_recovery import CHECKPOINT, settled_ends
+from store.errors import Corrupt, StoreUnusable
+from store.job import CHECKPOINT as JOB_CHECKPOINT
 from store.job import JobStore
+from store.manifest import MANIFEST, CopiedFile, Manifest
 from store.progress import Progress, no_progress
-from store.published import EDGE_MAGIC, EdgeSlot, PublishedPage
+from store.published import EDGE_MAGIC, PAGE_BYTES, EdgeSlot, PublishedPage
 
-MANIFEST: Final = "backup.json"
-BACKUP_FORMAT: Final = 1
+__all__ = ["MANIFEST", "backup", "restore"]
+
 _CHUNK: Final = 1 << 20
 _ZEROS: Final = bytes(_CHUNK)
 
@@ -39,49 +46,121 @@ def backup(path: Path, dest: Path, progress: Progress = no_progress) -> dict[str
     directory = StoreDirectory(path)
     _require_empty(dest)
     disk.make_directory(dest)
-    page = PublishedPage(path / "edge.published", EDGE_MAGIC) if (path / "edge.published").exists() else None
-    files: list[tuple[str, int, int, int]] = []
+    files: list[CopiedFile] = []
     copier = _Copier(path, dest, progress, files)
-    copier.segments(directory.redo_log(), directory.geometry.redo_segment_bytes, None)
-    checkpoint = disk.read_json(path / CHECKPOINT) or {}
-    log_end = page[EdgeSlot.LOG_END] if page is not None else int(checkpoint.get("log_end", 0))
-    copier.segments(directory.commit_log, directory.geometry.commit_log_segment_bytes, log_end)
-    for name in ("dictionary", "consumers", "audit"):
+    # 1
+    copier.file(path / JOB_CHECKPOINT, None)
+    copier.segments(directory.redo_log(), directory.geometry.redo_segment_bytes)
+    # 2
+    copier.file(path / "consumers", None)
+    # 3
+    noted = _Noted(directory)
+    copier.segments(directory.commit_log, directory.geometry.commit_log_segment_bytes, noted.copied_end)
+    # 4
+    for name in ("dictionary", "audit", FORMAT_FILE):
         copier.file(path / name, None)
-    manifest = {
-        "backup_format": BACKUP_FORMAT,
-        "escrow_format": 1,
-        "store_id": directory.store_id,
-        "geometry": asdict(directory.geometry),
-        "log_end": log_end,
-        "positions": checkpoint.get("positions", []),
-        "files": files,
-    }
-    copier.file(path / FORMAT_FILE, None)
-    disk.write_json(dest / MANIFEST, manifest, "backup")
-    return {"files": len(files), "bytes": sum(copied for _, _, copied, _ in files), "log_end": log_end}
+    manifest = Manifest(
+        directory.store_id, directory.geometry, noted.log_end, sorted(noted.positions.items()), files, noted.half_end,
+        noted.op_end, noted.half_begin,
+    )  # fmt: skip
+    manifest.write(dest)
+    return {"files": len(files), "bytes": sum(each.copied_bytes for each in files), "log_end": noted.log_end}
+
+
+class _Noted:
+    """What the edge's page and checkpoint say: whichever knows more, since a power failure may have set the page back."""
+
+    def __init__(self, directory: StoreDirectory) -> None:
+        root = directory.root
+        try:
+            checkpoint = disk.read_json(root / CHECKPOINT) or {}
+        except Corrupt:  # the restore finds it all in the log, as the edge would
+            checkpoint = {}
+        page = PublishedPage(root / "edge.published", EDGE_MAGIC) if (root / "edge.published").exists() else None
+
+        def larger(name: str, slot: int) -> int:
+            return max(int(checkpoint.get(name, 0)), 0 if page is None else page[slot])
+
+        # Ops before halves before the log: whatever is numbered here lies before log_end.
+        self.op_end = larger("op_end", EdgeSlot.OP_END)
+        self.half_end = larger("half_end", EdgeSlot.HALF_END)
+        self.log_end = larger("log_end", EdgeSlot.LOG_END)
+        self.half_begin = larger("half_begin", EdgeSlot.HALF_BEGIN)
+        #: Behind log_end there may be batches that a dead process wrote and perhaps acknowledged: the recovery judges them.
+        self.copied_end = self.log_end if checkpoint.get("clean") else None
+        self.positions = {int(key): int(following) for key, following in checkpoint.get("positions", [])}
+        for key, end in settled_ends(directory).items():
+            self.positions[key] = max(self.positions.get(key, 0), end)
 
 
 def restore(source: Path, path: Path, progress: Progress = no_progress) -> dict[str, Any]:
     """Make a store from a backup in a new or empty directory: check, copy, recover, rebuild what is derived."""
-    manifest = disk.read_json(source / MANIFEST)
-    if manifest is None:
-        raise NotAStore(f"{source}: no {MANIFEST}: not a backup, or one that was interrupted")
+    manifest = Manifest.read(source)
+    _check_format(source, manifest)
     _require_empty(path)
     disk.make_directory(path)
-    files: list[tuple[str, int, int, int]] = []
-    copier = _Copier(source, path, progress, files)
-    # format.json makes it a store: it comes last, behind the checkpoint too, so that an interrupted restore is no store.
-    for name, size_bytes, copied, crc in sorted(manifest["files"], key=lambda file: file[0] == FORMAT_FILE):
-        if name == FORMAT_FILE:
-            begin = min((int(Path(n).name) for n, *_ in manifest["files"] if n.startswith("commitlog/")), default=0)
-            state = {"log_end": begin, "half_end": 0, "op_end": 0, "positions": manifest["positions"], "clean": False}
-            disk.write_json(path / CHECKPOINT, state, CHECKPOINT)
-        copier.file(source / name, size_bytes, whole=True)
-        if not files or files[-1][0] != name or (copied, crc) != files[-1][2:]:
-            raise Corrupt(source / name, 0, "differs from what backup.json says of it, or is missing: the backup is damaged")
-    with EdgeStore(path, progress=progress) as edge, JobStore(path, progress=progress) as job:
-        return {"halves": edge.half_end, "ops": edge.op_end, "pending": job.marker.pending, "settled_half": job.marker.half_cursor}
+    copier = _Copier(source, path, progress, [])
+    for each in manifest.files:
+        if each.name != FORMAT_FILE:
+            copier.checked(each)
+    _note_ends(path, manifest)
+    # It makes the directory a store: last, so that an interrupted restore is none.
+    copier.checked(next(each for each in manifest.files if each.name == FORMAT_FILE))
+    # How long dedup keys count is a setting of the edge, which is not known here: none may be taken for an old one and go.
+    with EdgeStore(path, dedup_window_s=EVERY_KEY_S, progress=progress) as edge, JobStore(path, progress=progress) as job:
+        # Only now: rows before it are no longer made, but messages may lie there that can still be read.
+        edge.half_begin = max(edge.half_begin, manifest.half_begin)
+        _clip_consumers(path, edge.next_offset)
+        return {
+            "halves": edge.half_end,
+            "ops": edge.op_end,
+            "pending": job.marker.pending,
+            "settled_half": job.marker.half_cursor,
+            "damaged_places": len(edge.recovery.damage),
+        }
+
+
+def _check_format(source: Path, manifest: Manifest) -> None:
+    try:
+        found = StoreDirectory(source)
+    except (TypeError, ValueError, KeyError) as error:
+        raise Corrupt(source / FORMAT_FILE, 0, f"not what a store has there ({error})") from error
+    if (found.store_id, found.geometry) != (manifest.store_id, manifest.geometry):
+        raise Corrupt(source / FORMAT_FILE, 0, f"not the store that {MANIFEST} speaks of: files of two backups were mixed")
+
+
+def _note_ends(path: Path, manifest: Manifest) -> None:
+    """Checkpoint and page as a killed edge would have left them: the whole log is read again, and known to be durable up to the
+    manifest's end. Both durable before the directory is a store."""
+    state = {
+        "log_end": manifest.log_begin,
+        "half_end": 0,
+        "op_end": 0,
+        "positions": manifest.positions,
+        "clean": False,
+    }
+    disk.write_json(path / CHECKPOINT, state, CHECKPOINT)
+    page = np.zeros(PAGE_BYTES // 8, "<i8")
+    page[0], page[EdgeSlot.LOG_END] = EDGE_MAGIC, manifest.log_end
+    page[EdgeSlot.HALF_END], page[EdgeSlot.OP_END] = manifest.half_end or 0, manifest.op_end or 0
+    disk.replace_file(path / "edge.published", page.tobytes(), "published")
+
+
+def _clip_consumers(path: Path, places: dict[int, int]) -> None:
+    """Earlier releases copied consumers behind the log: a group that had read beyond it would pass over what comes there now."""
+    consumers = Consumers(path / "consumers", writable=True)
+    try:
+        clipped = False
+        for (_, queue_key), progress in consumers.progress.items():
+            end = places.get(queue_key, 0)
+            if progress.offset > end or any(at >= end for at in progress.ahead):
+                progress.offset = min(progress.offset, end)
+                progress.ahead = {at: kept for at, kept in progress.ahead.items() if at < end}
+                clipped = True
+        if clipped:
+            consumers.compact()
+    finally:
+        consumers.close()
 
 
 def _require_empty(path: Path) -> None:
@@ -95,11 +174,11 @@ def _require_empty(path: Path) -> None:
 class _Copier:
     """Copies files, leaving out zeros, and notes what it copied."""
 
-    def __init__(self, source: Path, dest: Path, progress: Progress, files: list[tuple[str, int, int, int]]) -> None:
+    def __init__(self, source: Path, dest: Path, progress: Progress, files: list[CopiedFile]) -> None:
         self._source, self._dest, self._progress, self._files = source, dest, progress, files
         self._done = 0
 
-    def segments(self, directory: Path, segment_bytes: int, end: int | None) -> None:
+    def segments(self, directory: Path, segment_bytes: int, end: int | None = None) -> None:
         """All segments of a directory, oldest first; bytes from `end` on are not copied."""
         copied: list[Path] = []
         paths = [path for path in sorted(directory.iterdir() if directory.is_dir() else []) if path.name.isdecimal()]
@@ -117,7 +196,14 @@ class _Copier:
         names = {path.relative_to(self._source).as_posix() for path in paths}
         for name in names:
             disk.remove(self._dest / name, "backup")
-        self._files[:] = [file for file in self._files if file[0] not in names]
+        self._files[:] = [each for each in self._files if each.name not in names]
+
+    def checked(self, expected: CopiedFile) -> None:
+        """One file of a backup, with its full size and blocks; Corrupt unless it is what the manifest says of it."""
+        found = self.file(self._source / expected.name, expected.size_bytes, whole=True)
+        if not found or self._files[-1] != expected:
+            reason = f"differs from what {MANIFEST} says of it, or is missing: the backup is damaged"
+            raise Corrupt(self._source / expected.name, 0, reason)
 
     def file(self, path: Path, size_bytes: int | None, limit: int | None = None, *, whole: bool = False) -> bool:
         """One file, which may be growing; False: it is gone by now (retention). `whole`: give the copy its full size and blocks."""
@@ -153,6 +239,6 @@ class _Copier:
                 # Its blocks too: a full disk must show now, not as a fault on a mapped page later.
                 os.posix_fallocate(out.fileno(), 0, size_bytes)
             os.fsync(out.fileno())
-        self._files.append((name, size if size_bytes is None else size_bytes, copied, crc))
+        self._files.append(CopiedFile(name, size if size_bytes is None else size_bytes, copied, crc))
         self._done += stop
         self._progress(self._done, self._done, f"copying {name}")

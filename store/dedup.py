@@ -35,6 +35,8 @@ SLOTS_MIN: Final = 1 << 14
 #: A table that was filled within the window is followed by one so many times as large: few tables, and so few looks for a key.
 GROWTH: Final = 8
 SLOTS_MAX: Final = 1 << 22
+#: As the window: no key is ever too old. For tools, which do not know the edge's own setting.
+EVERY_KEY_S: Final = 1 << 31
 #: Fewer keys are looked for one by one: arrays cost more than they save.
 MANY: Final = 8
 

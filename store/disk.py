@@ -290,7 +290,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
     text, _, crc = content.partition(b"\n")
     if crc.strip() != b"%08x" % zlib.crc32(text):
         raise Corrupt(path, 0, "the CRC on its second line does not match its first line")
-    value: dict[str, Any] = json.loads(text)
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise Corrupt(path, 0, f"not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise Corrupt(path, 0, "not a JSON object")
     return value
 
 

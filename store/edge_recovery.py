@@ -25,6 +25,7 @@ from store.catalogue import Catalogue
 from store.consume_queue import ASKED_TAG, ConsumeQueue
 from store.dedup import Known, digest_of
 from store.dictionary import NameKind
+from store.directory import StoreDirectory
 from store.ends import byte_after
 from store.errors import Corrupt, CursorBeyondLog
 from store.frames import FrameKind
@@ -92,15 +93,23 @@ def _read_checkpoint(edge: EdgeStore, recovery: EdgeRecovery) -> dict[str, Any]:
     return state
 
 
+def settled_ends(directory: StoreDirectory) -> dict[int, int]:
+    """End of each topic queue by queue key, as far as the job has settled it."""
+    generation = directory.current_generation()
+    if generation is None:
+        return {}
+    catalogue = Catalogue(directory.generation(generation) / "catalogue")
+    try:
+        return {key: catalogue.extent(key)[1] for key in catalogue.queue_keys()}
+    finally:
+        catalogue.close()
+
+
 def _respect_settled(edge: EdgeStore) -> None:
     """No place that is settled is given out again: the op that took it may be damaged, or, without a checkpoint, gone with
     retention."""
-    generation = edge.directory.current_generation()
-    if generation is not None:
-        catalogue = Catalogue(edge.directory.generation(generation) / "catalogue")
-        for key in catalogue.queue_keys():
-            edge.next_offset[key] = max(edge.next_offset.get(key, 0), catalogue.extent(key)[1])
-        catalogue.close()
+    for key, end in settled_ends(edge.directory).items():
+        edge.next_offset[key] = max(edge.next_offset.get(key, 0), end)
 
 
 def _replay(edge: EdgeStore, start: int, durable: int, recovery: EdgeRecovery, progress: Progress) -> None:
@@ -230,7 +239,7 @@ class _Replay:
             dictionary.restore(NameKind.TOPIC, head[12], properties[frames.REAL_TOPIC], head[13] + 1)
 
     # Damage ate some frames. Their entries may still stand in the queue; where they do not, a hole keeps their numbers.
-    # A queue without files (a restored store whose log does not begin at 0) begins here.
+    # A queue without files begins here where the log does not begin at 0 (a restored store): what came before is gone.
     def reach(self, half_end: int, op_end: int) -> None:
         if half_end > self._edge.half_end:
             self._skip_halves(half_end)
@@ -240,7 +249,10 @@ class _Replay:
     def _skip_halves(self, following: int) -> None:
         self._put_halves()
         if not self._edge.half_queue.file.starts():
-            self._edge.half_begin = max(self._edge.half_begin, following)
+            if self._edge.log.file.begin:
+                self._edge.half_begin = max(self._edge.half_begin, following)
+            else:
+                self._edge.half_queue.reach(self._edge.half_end)
         self._edge.half_queue.reach(following)
         self._edge.half_end = self._half_first = following
 
@@ -248,6 +260,7 @@ class _Replay:
         self._put_ops()
         if self._edge.op_end or not self._edge.log.file.begin:
             self._lost_ops.append(range(self._edge.op_end, following))
+            self._edge.op_queue.reach(self._edge.op_end)
         self._edge.op_queue.reach(following)
         self._edge.op_end = self._op_first = following
 

@@ -7,16 +7,13 @@ and recovers: after a power failure the op queue has zeros where its entries wer
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
+from store.dedup import EVERY_KEY_S
 from store.directory import StoreDirectory
 from store.edge import EdgeStore
 from store.errors import NotAStore
 from store.job import JobStore
 from store.progress import Progress, no_progress
-
-#: The edge's own setting is not known here: no dedup key may be taken for an old one and go.
-_DEDUP_WINDOW_S: Final = 1 << 31
 
 
 def rebuild(path: Path, progress: Progress = no_progress) -> dict[str, object]:
@@ -27,7 +24,8 @@ def rebuild(path: Path, progress: Progress = no_progress) -> dict[str, object]:
             f"{path}: the edge has never been opened here, so nothing was ever stored and there is nothing to rebuild; "
             "in a store that was copied by hand, open the edge once first: it writes edge.published anew"
         )
-    edge = EdgeStore(path, dedup_window_s=_DEDUP_WINDOW_S, progress=progress)
+    # The edge's own setting is not known here: no dedup key may be taken for an old one and go.
+    edge = EdgeStore(path, dedup_window_s=EVERY_KEY_S, progress=progress)
     with edge, JobStore(path, rebuild=True, progress=progress) as job:
         marker = job.marker
         return {

@@ -644,14 +644,22 @@ class EdgeSide(EdgeFiles):
                 queue.add(0, f"the {what} queue is missing")
                 continue
             entries = queue.records(ENTRY, begin, begin + int(missing[-1]) + 1)[missing]
+            front = self._front(what) + begin
             for at, (offset, size, _) in zip((missing + begin).tolist(), entries.tolist(), strict=True):
-                if 0 <= offset < self.log.begin and size > 0:
+                if 0 <= offset < self.log.begin and (size > 0 or at < front):
                     continue
                 if self.log_walk.touched_by_damage(offset) and size > 0:
                     if not self.log_walk.damage_begins(offset):
                         self.log.add(offset, f"the frame of {what} {at} is not valid")
                 else:
                     queue.add(at * ENTRY.itemsize, f"{what} {at}: no such frame at {offset}")
+
+    def _front(self, what: str) -> int:
+        """So many entries at the front of a queue are of frames before the log's begin. A restored store has holes there."""
+        seen = self.half_key != _UNSEEN if what == "half" else self.op_seen
+        if not self.log.begin:
+            return 0
+        return int(np.argmax(seen)) if seen.any() else len(seen)
 
     def _check_ends(self) -> None:
         """The ends table against the replay of the op log, and the rows' states against it up to the op cursor."""
@@ -662,6 +670,8 @@ class EdgeSide(EdgeFiles):
         # Of a half that lies before the log's begin and of which no op is left, the row tells.
         wanted = np.where(seen, self.byte, np.where((rows >= 2) & (rows <= 5), rows, 0))
         judged = (seen | (rows > 0)) & (np.arange(count) + self.half_begin >= self.ends.begin)
+        front = self.half_queue.records(ENTRY, self.half_begin, self.half_begin + self._front("half"))
+        judged[: len(front)] &= (front["size_bytes"] > 0) | self.ended[: len(front)]
         wrong = np.flatnonzero((found != wanted) & judged)
         if len(wrong) and not self.clean:
             later = self._behind_the_end()
