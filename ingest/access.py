@@ -30,7 +30,7 @@ import logging
 import re
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -38,7 +38,7 @@ from escrow.settings import Settings
 from ingest.errors import CannotStart, Forbidden, TokensUnusable, Unauthorized
 from ingest.grants import EVERYTHING, RULE, Grants, wide_rules
 from ingest.watched import Watched
-from store.frames import DLQ_PREFIX
+from store.frames import DLQ_PREFIX, SYSTEM_PREFIX
 
 TOKEN: Final = re.compile(r"escrow_([a-z2-7]{8})_[A-Za-z0-9_-]{43}")
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
@@ -72,8 +72,8 @@ class Principal:
 
     def require_send(self, group: str, topic: str) -> None:
         """To store a half or a message of this group for this topic."""
-        if topic.startswith(DLQ_PREFIX):
-            raise Forbidden(f"topic {topic[:80]!r}: only Escrow writes dead letters; send to the topic that they came from")
+        if topic.startswith((DLQ_PREFIX, SYSTEM_PREFIX)):
+            raise Forbidden(f"topic {topic[:80]!r}: only Escrow writes to {DLQ_PREFIX}… and {SYSTEM_PREFIX}…; take another topic")
         if not self.produce.covers(group, topic):
             what = f"send to topic {topic[:80]!r} as group {group[:80]!r}"
             self._refuse(what, f"--produce {group[:80]}:{topic[:80]}")
@@ -124,6 +124,8 @@ class Access:
         self._cache: dict[str, Principal] = {}
         self._version = self._by_name_version = 0
         self._by_name: dict[str, Principal] = {}
+        #: Told the tokens whenever they were read again.
+        self.on_read: Callable[[Iterable[Token]], None] | None = None
         self._watched = Watched(self._file, self._parse, clock_s)
 
     def _parse(self, text: str | None) -> dict[str, Token] | None:
@@ -136,6 +138,8 @@ class Access:
         for token in tokens.values():
             for advice in token.wide:
                 LOG.warning("%s: token %s: %s", self._file, token.principal.name, advice)
+        if self.on_read is not None:
+            self.on_read(tokens.values())
         return tokens
 
     @property
@@ -146,6 +150,16 @@ class Access:
     def wants_tokens(self) -> bool:
         """There is a file of them, even if it has none: nobody is taken for a user of this machine."""
         return self._watched.get() is not None
+
+    @property
+    def tokens(self) -> Collection[Token]:
+        return (self._watched.get() or {}).values()
+
+    @property
+    def notice(self) -> str:
+        """For the operator, at the start; empty where there is nothing to say."""
+        wide = [token.principal.name for token in self.tokens if token.wide]
+        return f"tokens {', '.join(wide)}: rules that leave topics or groups open (escrow token list tells more)" if wide else ""
 
     @property
     def is_open(self) -> bool:
@@ -202,7 +216,7 @@ class Access:
 
     def figures(self) -> dict[str, Any]:
         tokens = self._watched.get()
-        wide = [token.principal.name for token in (tokens or {}).values() if token.wide]
+        wide = [token.principal.name for token in self.tokens if token.wide]
         return {"tokens": None if tokens is None else len(tokens), "wide": wide, "problem": self._watched.problem}
 
 

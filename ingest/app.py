@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl
 from ingest import callers, wire
 from ingest.access import NOBODY, Access
 from ingest.core import Edge
-from ingest.errors import InvalidRequest, MethodNotAllowed, NotFound, Overloaded, TooLarge
+from ingest.errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound, Overloaded, TooLarge, Unauthorized
 from ingest.problems import MEDIA, Headers, of_error
 from ingest.sessions import CSRF_HEADER, Session, Sessions, check_csrf
 
@@ -149,6 +149,8 @@ class App:
         except ClientGone:
             exchange.status = 499  # as nginx has it: nobody waits for an answer
         except Exception as error:
+            if isinstance(error, Forbidden | Unauthorized):
+                self.edge.denied(exchange.principal.name, route.operation if route is not None else "none", str(error))
             await exchange.refuse(error)
         finally:
             exchange.let_go()

@@ -32,6 +32,7 @@ from msgspec import Struct
 
 from escrow.settings import Settings
 from ingest import groups
+from ingest.auditing import Audited, Auditor
 from ingest.checks import CheckDelivery, CheckRequest, Handover, Member
 from ingest.committer import Committer
 from ingest.consumption import Consumption
@@ -41,10 +42,11 @@ from ingest.followers import Followers
 from ingest.history import Histories, Inspected, Transaction
 from ingest.ids import Place, Sealer, load_keys
 from ingest.listings import Listings
-from ingest.operator import Action, Audited, Done, Operator
+from ingest.operator import Action, Done, Operator
 from ingest.overview import Overview
 from ingest.quotas import Quotas
 from ingest.threads import Threads
+from store.audit import ANCHOR_TOPIC, Head
 from store.cursor import Cursors
 from store.directory import Geometry
 from store.edge import EdgeStore, End
@@ -137,6 +139,8 @@ class Edge:
         self._tasks: list[asyncio.Task[None]] = []
         self._waker: Waker | None = None
         self._consumption: Consumption | None = None
+        #: There once the edge is open, and not in Kafka mode.
+        self.auditor: Auditor | None = None
         #: Told how many seconds each flush took, in the committer's thread or in the loop.
         self.observe_flush: Callable[[float], None] | None = None
         #: What was put on the edge (`ingest.plugged.make_edge`); opened after it, closed before it.
@@ -206,16 +210,23 @@ class Edge:
         self._woken = asyncio.Event()
         self._sleeper = Sleeper(root / EDGE_WAKE)
         self._loop.add_reader(self._sleeper.fileno(), self._wake)
-        for loop_of in (self._follow, self._beat, self._retain, self._pave, self.quotas.run, self.listings.run, self.overview.run):
+        own = (self._follow, self._beat, self._retain, self._pave)
+        for loop_of in (*own, self.quotas.run, self.listings.run, self.overview.run):
             self._start(loop_of())
 
     def _open_operators(self) -> None:
         self.listings = Listings(self.store, self._sealer, self._now_ms)
+        self.auditor = Auditor(self.store.directory.root / "audit", self._now_ms, self._anchor)
         self._operator = Operator(
             self.store, self._committer, self._checks, self._followers,
-            listings=self.listings, sealer=self._sealer, now_ms=self._now_ms,
+            listings=self.listings, sealer=self._sealer, auditor=self.auditor, now_ms=self._now_ms,
         )  # fmt: skip
         self.overview = Overview(self)
+        self._start(self.auditor.run())
+
+    async def _anchor(self, head: Head) -> None:
+        if not self.settings.standby:
+            await self._committer.send([Message(ANCHOR_TOPIC, ANCHOR_TOPIC, head.encode())])
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -258,9 +269,10 @@ class Edge:
         await asyncio.to_thread(self.quotas.close)
         asyncio.get_running_loop().remove_reader(self._sleeper.fileno())
         self._sleeper.close()
+        if self.auditor is not None:
+            await self.auditor.close()
         await self._committer.close()
         await self.consumption.close()
-        await self._operator.close()
         await self.listings.close()
         self._checks.close()
         self._histories.close()
@@ -343,7 +355,22 @@ class Edge:
 
     async def audited(self, limit: int, before: int | None = None) -> tuple[list[Audited], int | None]:
         """What operators did, the newest first."""
-        return await self._operator.audited(limit, before)
+        assert self.auditor is not None
+        return await self.auditor.audited(limit, before)
+
+    def denied(self, who: str, operation: str, reason: str) -> None:
+        """A door refused this caller."""
+        if self.auditor is not None:
+            self.auditor.denied(who, operation, reason)
+
+    @asynccontextmanager
+    async def noted(self, who: str, action: str, target: str) -> AsyncIterator[None]:
+        """Around an action that belongs into the audit, where there is one."""
+        if self.auditor is None:
+            yield
+        else:
+            async with self.auditor.action(who, action, target):
+                yield
 
     def members(self, group: str) -> list[Member]:
         """Who takes the check requests of a group."""

@@ -16,17 +16,17 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
+from ingest.auditing import Auditor
 from ingest.checks import CheckDelivery
 from ingest.committer import BATCH_BYTES, END_BYTES, REMARK_BYTES, Committer
 from ingest.errors import BadId, InvalidRequest, MatchedMore, TooLarge
 from ingest.followers import Followers
 from ingest.ids import Sealer
 from ingest.listings import IN_DOUBT, Listings, Query
-from ingest.threads import Threads
-from store.audit import IDS_MAX, Audit, AuditRecord
+from store.audit import IDS_MAX, AuditRecord
 from store.edge import EdgeStore, End
 from store.ends import Verdict, judge
 from store.records import OpKind, State, Via
@@ -71,22 +71,6 @@ class Done:
     audit_no: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Audited:
-    """An action as it is shown. `counts` None: nobody knows; the edge died before it was through."""
-
-    no: int
-    at_ms: int
-    who: str
-    action: str
-    reason: str
-    filter: dict[str, object] | None
-    ids: list[str]
-    matched: int
-    counts: dict[str, int] | None
-    result: str
-
-
 @dataclass(slots=True)
 class _Work:
     """An action under way."""
@@ -119,12 +103,11 @@ class Operator:
         *,
         listings: Listings,
         sealer: Sealer,
+        auditor: Auditor,
         now_ms: Callable[[], int],
     ) -> None:
         self._store, self._committer, self._checks, self._followers = store, committer, checks, followers
-        self._listings, self._sealer, self._now_ms = listings, sealer, now_ms
-        self._audit = Audit(store.directory.root / "audit", writable=True)
-        self._threads = Threads("audit", 1)
+        self._listings, self._sealer, self._auditor, self._now_ms = listings, sealer, auditor, now_ms
 
     # --- actions ----------------------------------------------------------------------------------------------------------------
     async def act(self, action: Action, ids_max: int) -> Done:
@@ -136,14 +119,14 @@ class Operator:
             await self._foresee(work)
             return Done(True, matched, work.results, work.counted())
         first = list(action.ids) or await self._listings.ids(work.targets[:IDS_MAX])
-        number = await self._write(self._record(action, matched, first))  # 3
+        intent = self._record(action, matched, first)
+        number = await self._auditor.write(intent)  # 3
         result = "failed"
         try:
             await self._do(work)  # 4
             result = "done"
         finally:
-            outcome = replace(self._record(action, matched, []), result=result, counts=work.counted(), about=number)
-            await asyncio.shield(self._write(outcome))  # 5
+            await self._auditor.outcome(intent, number, result, work.counted())  # 5
         return Done(False, matched, work.results, work.counted(), number)
 
     @staticmethod
@@ -244,35 +227,6 @@ class Operator:
         found = None if action.filter is None else action.filter.given()
         target = f"{matched} transaction{'' if matched == 1 else 's'}" + (" by a filter" if found is not None else "")
         return AuditRecord(self._now_ms(), action.who, action.action, target, action.reason, "begun", ids[:IDS_MAX], found, matched)
-
-    async def _write(self, record: AuditRecord) -> int:
-        return await self._threads.call(self._audit.append, record)
-
-    async def audited(self, limit: int, before: int | None) -> tuple[list[Audited], int | None]:
-        """Actions, the newest first, and the number to go on before."""
-        return await self._threads.call(self._audited, limit, before)
-
-    def _audited(self, limit: int, before: int | None) -> tuple[list[Audited], int | None]:
-        number = len(self._audit) if before is None else min(before, len(self._audit))
-        found: list[Audited] = []
-        while number > 0 and len(found) < limit:
-            number -= 1
-            record = self._audit[number]
-            if record.about is None:
-                found.append(_audited(number, record, self._audit.outcome_of(number)))
-        return found, number if number > 0 else None
-
-    async def close(self) -> None:
-        await self._threads.call(self._audit.close)
-        self._threads.close()
-
-
-def _audited(number: int, record: AuditRecord, outcome: AuditRecord | None) -> Audited:
-    last = record if outcome is None else outcome
-    return Audited(
-        number, record.at_ms, record.actor, record.action, record.reason, record.filter, record.ids, record.matched or 0,
-        last.counts, last.result,
-    )  # fmt: skip
 
 
 def _pieces(items: list[int], size: int) -> Iterator[list[int]]:

@@ -101,7 +101,8 @@ async def post_visibility(exchange: Exchange) -> None:
 async def post_seek(exchange: Exchange) -> None:
     given, topic = await exchange.body(wire.SeekIn), exchange.name("topic")
     exchange.principal.require_consume(topic, given.group)
-    found = await exchange.edge.consumption.seek(topic, given.group, given.to)
+    async with exchange.edge.noted(exchange.principal.name, "seek", f"{topic} as {given.group} to {given.to}"):
+        found = await exchange.edge.consumption.seek(topic, given.group, given.to)
     await exchange.answer(wire.SeekOut([wire.PlaceOut(*place) for place in sorted(found.items())]))
 
 
@@ -115,7 +116,9 @@ async def get_dead_letters(exchange: Exchange) -> None:
 async def post_replay(exchange: Exchange) -> None:
     given, group = await exchange.body(wire.ReplayIn), exchange.name("group")
     exchange.principal.require_consume(dead_letter_topic(group), group)
-    await exchange.answer(wire.ReplayOut(await exchange.edge.consumption.replay(group, given.ids)))
+    async with exchange.edge.noted(exchange.principal.name, "replay", f"{len(given.ids)} dead letters of {group}"):
+        replayed = await exchange.edge.consumption.replay(group, given.ids)
+    await exchange.answer(wire.ReplayOut(replayed))
 
 
 # --- operators --------------------------------------------------------------------------------------------------------------

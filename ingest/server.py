@@ -150,13 +150,16 @@ async def serve(settings: Settings) -> int:
     edge = make_edge(settings)
     front = make_front(settings, access, edge)
     await edge.open()  # 2
+    if edge.auditor is not None:
+        await edge.auditor.tokens(access.tokens)
+        access.on_read = edge.auditor.tokens_read
     endpoint = Endpoint(edge, settings, access, connections_max)
     if front is not None:
         front.service.observe = endpoint.metrics.observe_call
     await endpoint.door.open(listening, context)  # 3
     tune_collector()
     beside = [asyncio.create_task(work) for work in (endpoint.beat(), tls.Renewal(context, settings).watch())]
-    for notice in filter(None, (edge.notice, tls.notice(settings), files_notice)):
+    for notice in filter(None, (edge.notice, access.notice, tls.notice(settings), files_notice)):
         say({"notice": notice})
     port = listening.getsockname()[1]
     say({"ready": True, "port": port, "url": url_of(settings, port), **(front.told() if front is not None else {})})

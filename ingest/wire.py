@@ -17,6 +17,7 @@ import numpy.typing as npt
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import astuple
 
+from ingest.auditing import Audited
 from ingest.checks import CheckRequest
 from ingest.core import EndAnswer, EndRequest, JobState
 from ingest.deliveries import DeadLetter, Delivery, shown_properties
@@ -24,7 +25,7 @@ from ingest.errors import InvalidRequest, UnsupportedMedia
 from ingest.history import Inspected, Transaction
 from ingest.ids import ID_CHARACTERS, Sealed
 from ingest.listings import Listed, ListPage, Query
-from ingest.operator import Action, Audited, Done
+from ingest.operator import Action, Done
 from store.frames import (
     ALIKE_MIN,
     CHECK_IMMUNITY_TIME_IN_SECONDS,
@@ -359,6 +360,7 @@ class AuditOut(Struct):
     at_ms: int
     who: str
     action: str
+    target: str
     reason: str
     filter: dict[str, Any] | None
     ids: list[str]

@@ -1,24 +1,36 @@
-"""The audit: what operators did, append-only. A journal (`journal.py`) of UTF-8 JSON objects, made durable before the action
-is answered.
+"""The audit: who did what, append-only. A journal (`journal.py`) of UTF-8 JSON objects, made durable before the action is
+answered.
 
 Two records for each action: the intent, durable before anything is done, and the outcome, which names the intent by its number
 (`about`). An intent without an outcome: the process died in between, and the transactions' own histories tell how far it came.
+What is only noted (logins, denials, changed tokens) has one record.
 
 Keys: at_ms, actor, action, target, reason, result; where there is something to say also ids (the first IDS_MAX), filter, matched,
-counts, about. Writer: the edge. Truth: rebuilt from nothing; never shortened.
+counts, about, tokens (of an action `tokens`: id → name and a digest of its entry). Writer: the edge. Truth: rebuilt from nothing;
+never shortened.
+
+The records are a chain: `prev` of each is the SHA-256 of the payload before it, in hexadecimal digits. Records of before the chain
+have no `prev`; the first one that has covers the last of them. An *anchor* is a message of topic ANCHOR_TOPIC in the commit log:
+its body is the JSON object {"records": n, "sha256": hash of record n - 1's payload}. A record that was changed, removed or put in
+breaks the chain; an audit that was written anew as a whole does not fit the anchors.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from store.errors import Corrupt
+from store.frames import SYSTEM_PREFIX
 from store.journal import HEAD, Journal
 
 #: Ids of one action that are written down; `matched` says how many there were.
 IDS_MAX: Final = 100
+ANCHOR_TOPIC: Final = f"{SYSTEM_PREFIX}audit"
 _ALWAYS: Final = frozenset({"at_ms", "actor", "action", "target", "reason", "result"})
 
 
@@ -37,6 +49,27 @@ class AuditRecord:
     matched: int | None = None
     counts: dict[str, int] | None = None
     about: int | None = None
+    tokens: dict[str, list[str]] | None = None
+    prev: str = ""
+
+
+class Head(NamedTuple):
+    """How many records there are, and the hash of the last one's payload; what an anchor tells."""
+
+    records: int
+    sha256: str
+
+    def encode(self) -> bytes:
+        return json.dumps(self._asdict()).encode()
+
+    @classmethod
+    def decode(cls, body: bytes) -> Head:
+        """ValueError where it is no anchor."""
+        try:
+            found = json.loads(body)
+            return cls(int(found["records"]), str(found["sha256"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no anchor: {body[:80]!r}") from error
 
 
 class Audit:
@@ -48,6 +81,7 @@ class Audit:
         self._end = 0
         #: The outcome of each intent, by number.
         self._outcomes: dict[int, int] = {}
+        self._last_hash = ""
         self._note(self._journal.recover() if writable else self._journal.read_new())
 
     def __len__(self) -> int:
@@ -60,14 +94,24 @@ class Audit:
                 self._outcomes[about] = len(self._starts)
             self._starts.append(self._end)
             self._end += HEAD.size + len(payload)
+            self._last_hash = hash_of(payload)
 
     def append(self, record: AuditRecord) -> int:
         """Its number, once it is durable."""
-        said = {name: value for name, value in asdict(record).items() if name in _ALWAYS or value not in (None, [])}
+        said = {name: value for name, value in asdict(record).items() if name in _ALWAYS or value not in (None, [], "")}
+        said["prev"] = self._last_hash
         payload = json.dumps(said, sort_keys=True).encode()
         self._journal.append([payload])
         self._note([payload])
         return len(self._starts) - 1
+
+    @property
+    def head(self) -> Head:
+        return Head(len(self._starts), self._last_hash)
+
+    def last(self, action: str) -> AuditRecord | None:
+        """The newest record of an action."""
+        return next((found for number in reversed(range(len(self))) if (found := self[number]).action == action), None)
 
     def __getitem__(self, number: int) -> AuditRecord:
         return _decode(self._journal.read_at(self._starts[number]))
@@ -88,3 +132,28 @@ class Audit:
 
 def _decode(payload: bytes) -> AuditRecord:
     return AuditRecord(**json.loads(payload))
+
+
+def hash_of(payload: bytes) -> str:
+    return hashlib.sha256(payload).hexdigest()
+
+
+def check_chain(path: Path, anchors: Iterable[Head] = ()) -> Head:
+    """Read the whole audit and hold it against its own chain and these anchors; its head. Corrupt names the first record at which
+    they part."""
+    hashes: list[str] = []
+    chained = False
+    for number, payload in enumerate(Journal(path, "audit").read_new()):
+        prev = json.loads(payload).get("prev")
+        if prev is None and chained:
+            raise Corrupt("audit", number, "the record has no hash of the one before it: it was put in or changed")
+        if prev is not None and prev != (hashes[-1] if hashes else ""):
+            raise Corrupt("audit", number, "the record does not follow the one before it: one was changed, removed or put in")
+        chained = chained or prev is not None
+        hashes.append(hash_of(payload))
+    for anchor in anchors:
+        if anchor.records > len(hashes):
+            raise Corrupt("audit", len(hashes), f"the commit log tells of {anchor.records} records: the last ones were removed")
+        if anchor.records and hashes[anchor.records - 1] != anchor.sha256:
+            raise Corrupt("audit", anchor.records - 1, "the commit log tells of another record: the audit was written anew")
+    return Head(len(hashes), hashes[-1] if hashes else "")

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from store import dedup, disk, frames
-from store.audit import AuditRecord
+from store.audit import AuditRecord, hash_of
 from store.consumers import ConsumerKind, decode
 from store.cursor import CURSOR_MAGIC
 from store.dedup import SLOT, SLOT_DTYPE, digest_of
@@ -90,12 +90,16 @@ def _check_consumers(path: Path, edge: EdgeSide, findings: Findings) -> None:
 
 def _check_audit(path: Path, edge: EdgeSide, findings: Findings) -> None:
     intents: set[int] = set()
+    before = b""
     for number, (at, payload) in enumerate(check_journal(path, findings, edge.clean)):
         try:
             record = AuditRecord(**json.loads(payload))
         except (ValueError, TypeError) as error:
             findings.add(path, at, f"not an audit record: {error}")
             continue
+        if record.prev and record.prev != hash_of(before):
+            findings.add(path, at, "does not follow the record before it: one was changed, removed or put in")
+        before = payload
         if record.about is None:
             intents.add(number)
         elif record.about not in intents:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from escrow import __version__
 from escrow.cli import (
+    audit,
     clock,
     completion,
     config,
@@ -59,7 +60,7 @@ class Command(Protocol):
 
 
 COMMANDS: tuple[Command, ...] = (
-    run, demo, doctor, top, tx, send, consume, groups, topics, dead_letters, export, store, clock, config, token, completion,
+    run, demo, doctor, top, tx, audit, send, consume, groups, topics, dead_letters, export, store, clock, config, token, completion,
 )  # fmt: skip
 
 # Third-party modules that come with the server extra. A command that misses one of them needs that extra.

@@ -457,8 +457,9 @@ def _add_audit(tools: Subparsers) -> None:
         tools,
         "audit",
         run_audit,
-        summary="what operators did, and why",
-        teaches="Prints the audit log, the newest first: when, who, what, how many, why.",
+        summary="who did what, and why",
+        teaches="Prints the audit log, the newest first: when, who, what, why. Operators' actions, logins, seeks,\n"
+        "replays, denials and changes of tokens are written down. escrow audit verify checks it.",
         examples="examples:\n  escrow tx audit\n  escrow tx audit --limit 1000 --json | jq 'select(.who == \"ada\")'\n",
     )
     parser.add_argument("--limit", metavar="N", type=exits.positive, default=50, help="at most so many (default: 50)")
@@ -480,12 +481,20 @@ def run_audit(args: argparse.Namespace) -> int:
             if before is None:
                 break
     if not args.json:
-        heads = ("NO", "WHEN", "WHO", "ACTION", "MATCHED", "REASON")
+        heads = ("NO", "WHEN", "WHO", "ACTION", "TARGET", "RESULT", "REASON")
         cells = [
-            (str(each["no"]), times.shown(each["at_ms"]), each["who"], each["action"], each["matched"], each["reason"])
+            (
+                str(each["no"]),
+                times.shown(each["at_ms"]),
+                each["who"],
+                each["action"],
+                each["target"],
+                each["result"],
+                each["reason"],
+            )
             for each in rows
         ]
-        print(table(heads, cells) if rows else "nothing yet: no operator has done anything")
+        print(table(heads, cells) if rows else "nothing yet: nobody has done anything that is audited")
     return exits.OK
 
 

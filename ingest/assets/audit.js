@@ -6,16 +6,16 @@ import {moment, number, plural, short_id} from "./format.js";
 import {empty, heading, skeleton} from "./groups.js";
 
 const LIMIT = 50;
-const NAMES = {check: "Check now", commit: "Commit", rollback: "Roll back", resume: "Resume"};
+const NAMES = {check: "Check now", commit: "Commit", rollback: "Roll back", resume: "Resume", login: "Log in", seek: "Seek", replay: "Replay", denied: "Denied", tokens: "Tokens"};
 
 export function show_audit(root, {signal}) {
   const list = h("ol", {class: "audit"});
   const more = h("div", {class: "pager"});
   const body = h("div", null, skeleton());
-  fill(root, heading("Audit", "Every action of an operator: written before it was done, and never changed"), body);
+  fill(root, heading("Audit", "Actions, logins, denials and changed tokens: written before they take effect, in a chain that shows any change"), body);
   const load = async (before) => {
     const found = await get("/v1/operator/audit", {limit: LIMIT, before}, signal);
-    if (!found.records.length && before == null) return fill(body, empty("audit", "No operator has acted yet", "Commits, roll-backs, checks and resumes that people order here or on the command line are written down."));
+    if (!found.records.length && before == null) return fill(body, empty("audit", "Nothing yet", "Actions of operators, logins, seeks, replays, denials and changes of tokens are written down."));
     list.append(...found.records.map(row));
     fill(more, found.next != null && h("button", {type: "button", onclick: () => load(found.next)}, "Older"));
     if (before == null) fill(body, h("div", {class: "card"}, list), more);
@@ -27,7 +27,7 @@ function row(record) {
   const counts = record.counts && Object.entries(record.counts).filter(([, count]) => count);
   const outcome = record.result === "begun" ? [h("span", {class: "tone-bad"}, "begun; the edge ended before it was through")] : (counts ?? []).map(([name, count]) => h("span", {class: `chip ${name}`}, `${number(count)} ${name}`));
   return h("li", null,
-    h("div", {class: "audit-head"}, h("span", {class: "muted n"}, `#${record.no}`), h("time", {datetime: new Date(record.at_ms).toISOString()}, moment(record.at_ms)), h("strong", null, record.who), h("span", {class: `action ${record.action}`}, NAMES[record.action] ?? record.action), h("span", null, plural(record.matched, "transaction"))),
+    h("div", {class: "audit-head"}, h("span", {class: "muted n"}, `#${record.no}`), h("time", {datetime: new Date(record.at_ms).toISOString()}, moment(record.at_ms)), h("strong", null, record.who), h("span", {class: `action ${record.action}`}, NAMES[record.action] ?? record.action), h("span", null, record.target)),
     h("p", {class: "reason"}, record.reason),
     h("div", {class: "chips"}, outcome, record.result === "failed" && h("span", {class: "tone-bad"}, "failed"), record.filter && h("span", {class: "muted"}, "by filter ", h("code", null, Object.entries(record.filter).map(([name, value]) => `${name}=${value}`).join(" ")))),
     record.ids.length > 0 && h("details", null, h("summary", null, record.ids.length < record.matched ? `The first ${number(record.ids.length)} ids` : plural(record.ids.length, "id")),

@@ -24,6 +24,7 @@ from confluent_kafka import KafkaException
 
 from escrow.settings import Settings
 from ingest import groups
+from ingest.auditing import Audited
 from ingest.checks import CheckRequest, Handover, Member
 from ingest.consumption import Consumption
 from ingest.core import OUTCOMES, Edge, EndAnswer, EndRequest, JobState, answer_of, wall_ms
@@ -41,7 +42,7 @@ from ingest.kafka.places import Place
 from ingest.kafka.quotas import RateQuotas
 from ingest.kafka.sealing import PlaceSealer, place_in
 from ingest.kafka.writer import LOOK_TIMEOUT_S, Reach, Record, Writer
-from ingest.operator import KIND_OF, RESULTS, Action, Audited, Done, Result
+from ingest.operator import KIND_OF, RESULTS, Action, Done, Result
 from sinks.errors import KafkaUnfit
 from sinks.kafka.clients import Connection, ensure_topics
 from sinks.kafka.contract import Topics, op_headers

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from ingest.access import Principal
 from ingest.core import MEMBER_MAX_CHARACTERS, Edge, EndRequest
-from ingest.errors import BadId
+from ingest.errors import BadId, Forbidden, Unauthorized
 from ingest.rocketmq import codes, wire
 from ingest.rocketmq import messaging_pb2 as pb
 from ingest.rocketmq.clients import PUSH_VISIBILITY_S, Client, Clients
@@ -97,11 +97,17 @@ class Service:
             try:
                 made = await call(self._caller(context), _whole(request))
             except Exception as error:
+                self._note_denial(context, name, error)
                 made = answer(status=codes.of_error(error))
             self.observe(name, _name(made.status.code), perf_counter() - began_s)
             return made
 
         return handle
+
+    def _note_denial(self, context: Any, name: str, error: Exception) -> None:
+        if isinstance(error, Forbidden | Unauthorized):
+            who = "nobody" if isinstance(error, Unauthorized) else self._caller(context).principal.name
+            self._edge.denied(who, f"gRPC {name}", str(error))
 
     def _caller(self, context: Any) -> Caller:
         metadata = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
@@ -154,6 +160,7 @@ class Service:
         try:
             caller = self._caller(context)
         except Exception as error:
+            self._note_denial(context, "Telemetry", error)
             status = codes.of_error(error)
             self.observe("Telemetry", _name(status.code), perf_counter() - began_s)
             await context.write(pb.TelemetryCommand(status=status))
@@ -273,6 +280,7 @@ class Service:
         try:
             code = await self._receive(self._caller(context), _whole(request), context)
         except Exception as error:
+            self._note_denial(context, "ReceiveMessage", error)
             status = codes.of_error(error)
             code = _name(status.code)
             await context.write(pb.ReceiveMessageResponse(status=status))

@@ -185,7 +185,7 @@ def test_the_audit_log_says_who_did_what_and_why(shell, halves):
     [record] = shell.json("tx", "audit", "--limit", "1")
     assert (record["action"], record["reason"], record["matched"], record["ids"]) == ("rollback", "ticket 17", 1, [id])
     heads, line = shell.lines("tx", "audit", "--limit", "1")
-    assert heads.split() == ["NO", "WHEN", "WHO", "ACTION", "MATCHED", "REASON"]
+    assert heads.split() == ["NO", "WHEN", "WHO", "ACTION", "TARGET", "RESULT", "REASON"]
     assert line.endswith("ticket 17")
 
 

@@ -128,12 +128,13 @@ def test_a_group_that_is_denied_every_topic_may_not_end_either(tmp_path, file):
     assert [who.may_produce(group) for group in ("orders", "payments", "hr")] == [True, False, True]
 
 
-def test_only_escrow_writes_dead_letters(tmp_path, file):
+def test_only_escrow_writes_to_its_own_topics(tmp_path, file):
     text = new(file, produce=["*:*"])
     for who in (ANONYMOUS, Access(settings_of(tmp_path)).principal(f"Bearer {text}")):
         who.require_send("g", "DLQ")
-        with pytest.raises(Forbidden, match="'%DLQ%billing': only Escrow writes dead letters"):
-            who.require_send("g", "%DLQ%billing")
+        for topic in ("%DLQ%billing", "%SYS%audit"):
+            with pytest.raises(Forbidden, match=f"'{topic}': only Escrow writes to"):
+                who.require_send("g", topic)
 
 
 @pytest.mark.parametrize("rule", ["", ":", "a:", ":b", "a:b:c", "a*b", "*a:b", "a b", "a:b*c", "ä"])
