@@ -110,9 +110,9 @@ class Watch(threading.Thread):
         return self.sockets.total - self._before
 
 
-def drive(root: Path, bootstrap: str, spark_url: str, body_bytes: int, messages: int) -> Seen:
+def drive(root: Path, bootstrap: str, spark_flags: list[str], body_bytes: int, messages: int) -> Seen:
     """A driver from start to end: warm up, then release `messages` and look."""
-    flags = [f"sparkMaster={spark_url}", "sparkExecutorMemory=512MiB", "sparkDriverMemory=512MiB"]
+    flags = [*spark_flags, "sparkExecutorMemory=512MiB", "sparkDriverMemory=512MiB"]
     settings = settings_for(root, bootstrap, body_bytes, *flags)
     topics = make_topics(settings)
     run = make_run_directory(settings)
@@ -162,7 +162,7 @@ def main() -> None:
 def _measure(body_bytes: int, messages: int) -> Seen:
     with scratch() as root, kafka_cluster() as cluster, spark_cluster(2) as spark, _fresh_process() as driver:
         cluster.create_topic(REAL, 2)
-        seen = driver.submit(drive, root, cluster.bootstrap, spark.url, body_bytes, messages).result()
+        seen = driver.submit(drive, root, cluster.bootstrap, spark.flags, body_bytes, messages).result()
         assert visible(cluster.bootstrap, REAL) == WARM_UP + messages
         return seen
 

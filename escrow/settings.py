@@ -96,6 +96,7 @@ class Origin:
 
 
 DEFAULT: Final = Origin(0, "default")
+FLAG_RANK: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,6 +502,11 @@ class Settings:
     spark_executor_memory_bytes: int = _key(
         "sparkExecutorMemory", "size", '"1GiB"', "Heap of each executor of a cluster.", least=256 << 20, most=1 << 40
     )
+    spark_auth_secret: str = _key(
+        "sparkAuthSecret", "text", '""',
+        "Secret of a standalone cluster (spark.authenticate.secret of its master and workers). Best set by its variable.",
+        secret=True,
+    )  # fmt: skip
     spark_conf_file: str = _key(
         "sparkConfFile", "path", '""', "More of Spark's own settings for a cluster, as in spark-defaults.conf (Kafka mode)."
     )
@@ -715,9 +721,19 @@ class Settings:
             yield key, MASK if key.secret and value else written(key, value), self.origins.get(key.name, DEFAULT)
 
     def arguments(self) -> list[str]:
-        """The flags that give another process of ours the same settings (the environment is inherited)."""
+        """The flags that give another process of ours the same settings (the environment is inherited). Everybody on the machine
+        can read them: what is secret goes by `environment`."""
         config = ["--config", str(self.file)] if self.file is not None else []
-        return config + [word for flag in self.flags for word in ("--set", flag)]
+        return config + [word for flag in self.flags if not _is_secret(flag) for word in ("--set", flag)]
+
+    def environment(self) -> dict[str, str]:
+        """What another process of ours needs in its environment besides: flags that are secret."""
+        secret = (flag.partition("=") for flag in self.flags if _is_secret(flag))
+        return {KEYS[name].variable: value for name, _, value in secret}
+
+
+def _is_secret(flag: str) -> bool:
+    return KEYS[flag.partition("=")[0]].secret
 
 
 def written(key: Key, value: Any) -> object:
@@ -823,7 +839,7 @@ def _from_flags(flags: Iterable[str], problems: list[str]) -> dict[str, tuple[ob
         if not sign:
             problems.append(f"flag --set: {flag}: has no value: write --set {name}=VALUE")
         elif name in KEYS:
-            found[name] = (value, Origin(3, "flag --data" if name == "dataDir" else "flag --set"))
+            found[name] = (value, Origin(FLAG_RANK, "flag --data" if name == "dataDir" else "flag --set"))
         else:
             problems.append(f"flag --set: {_unknown(name)}")
     return found
@@ -851,6 +867,9 @@ def _parse_all(
             values[key.field] = parse(key, raw)
             if warning := _warning(key, raw, values[key.field]):
                 warnings.append(f"{origin}: {name}: {warning}")
+            if key.secret and origin.rank == FLAG_RANK and raw:
+                seen = "everybody on this machine can read it in the list of processes"
+                warnings.append(f"{origin}: {name}: {seen}: set {key.variable} instead")
         except _Wrong as error:
             problems.append(f"{origin}: {name}: {'its value cannot be used' if key.secret else error}")
         origins[name] = origin
@@ -890,6 +909,11 @@ def _check_together(values: Mapping[str, Any], origins: Mapping[str, Origin]) ->
     problems += _check_kafka(value, blame)
     if value["grpcTlsPort"] >= 0 and not value["tlsCertFile"]:
         problems.append(f"{blame('grpcTlsPort')}: is set and tlsCertFile is not: set tlsCertFile and tlsKeyFile too")
+    if value["tlsClientCaFile"] and value["grpcPort"] >= 0:
+        problems.append(
+            f"{blame('grpcPort', 'tlsClientCaFile')}: grpcPort serves clients without a certificate while tlsClientCaFile asks "
+            "every client for one: set grpcPort to -1 and use grpcTlsPort, or empty tlsClientCaFile"
+        )
     if value["grpcTlsPort"] >= 0 and value["tlsMinVersion"] != "1.2":
         problems.append(
             f"{blame('grpcTlsPort', 'tlsMinVersion')}: gRPC speaks TLS 1.2 too and cannot be told otherwise: set tlsMinVersion to "

@@ -276,7 +276,7 @@ class Supervisor:
         part.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "escrow.part", str(os.getpid()), part.spec.module, *arguments,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            start_new_session=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            start_new_session=True, env={**os.environ, **self.settings.environment(), "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
         self._tell_guard(f"+{part.pid}")
         part.log.line("supervisor", f"started {part.spec.module} as process {part.pid}")

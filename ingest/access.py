@@ -61,6 +61,8 @@ class Principal:
     consume: Grants = field(default_factory=Grants)
     operator: bool = False
     metrics: bool = False
+    #: Of the token that they show: another token may have the same name later.
+    token_id: str = ""
 
     def may_produce(self, group: str) -> bool:
         """For some topic: end, answer checks, see transactions."""
@@ -172,16 +174,23 @@ class Access:
         self._watched.get()
         return self._watched.problem
 
-    def named(self, name: str) -> Principal:
-        """The holder of the token with this name; Unauthorized where there is none."""
-        tokens = self._watched.get()
-        if self._by_name_version != self._watched.version or not self._by_name:
-            self._by_name_version = self._watched.version
-            self._by_name = {token.principal.name: token.principal for token in (tokens or {}).values()}
-        found = self._by_name.get(name)
+    def holder(self, name: str, token_id: str) -> Principal:
+        """The holder of a token, by its id, or by its name where the id is not known; Unauthorized where there is none."""
+        tokens = self._watched.get() or {}
+        if token_id:
+            token = tokens.get(token_id)
+            found = None if token is None else token.principal
+        else:
+            found = self._named(tokens).get(name)
         if found is None:
             raise Unauthorized("the token that this is a key of is not known here any more: was it revoked?")
         return found
+
+    def _named(self, tokens: Mapping[str, Token]) -> dict[str, Principal]:
+        if self._by_name_version != self._watched.version or not self._by_name:
+            self._by_name_version = self._watched.version
+            self._by_name = {token.principal.name: token.principal for token in tokens.values()}
+        return self._by_name
 
     def principal(self, authorization: str | None) -> Principal:
         """Who sends this header; Unauthorized where nobody known does."""
@@ -276,6 +285,7 @@ def _token(entry: object, where: str) -> Token:
         Grants.of(_rules(entry, "consume", where), _rules(entry, "deny_consume", where)),
         operator,
         _switch(entry, "metrics", where) or operator,
+        id,
     )
     return Token(id, bytes.fromhex(digest), principal, entry)
 

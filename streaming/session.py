@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from escrow.settings import Settings
 from streaming.errors import JavaDied, JobCannotStart
 from streaming.jars import connector_jars
+from streaming.protection import authentication, write_properties
 
 APPLICATION: Final = "escrow"
 RUN_PREFIX: Final = "run-"
@@ -62,6 +64,8 @@ FIXED: Final[Mapping[str, str]] = {
     # A retry could not help: the batch is settled by the driver, and the driver starts anew.
     "spark.task.maxFailures": "2",
     "spark.python.worker.faulthandler.enabled": "true",
+    # Its RPC port takes Java objects: of ourselves only (streaming/protection.py).
+    "spark.authenticate": "true",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.sql.catalogImplementation": "in-memory",
@@ -115,10 +119,11 @@ def kafka_conf(settings: Settings) -> dict[str, str]:
     else:
         # Executors are other processes, perhaps on other machines, which have their own temporary directory and their own Python.
         conf["spark.executor.memory"] = f"{settings.spark_executor_memory_bytes >> 20}m"
-    return conf | _own_conf(settings.spark_conf_file)
+    own = own_conf(settings.spark_conf_file)
+    return conf | authentication(settings, own) | own
 
 
-def _own_conf(file: str) -> dict[str, str]:
+def own_conf(file: str) -> dict[str, str]:
     """spark-defaults.conf as Spark reads it: a name, white space, a value."""
     if not file:
         return {}
@@ -187,16 +192,16 @@ def start_spark(settings: Settings, run: Path) -> SparkSession:
     settings.log_dir.mkdir(parents=True, exist_ok=True)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     # Another Spark's settings must not leak in, and no cluster's resolver is needed for one machine.
-    os.environ.pop("PYSPARK_SUBMIT_ARGS", None)
     os.environ.pop("SPARK_HOME", None)
     os.environ["SPARK_LOCAL_IP"] = settings.spark_driver_host
     # Glibc keeps an arena for each thread otherwise: the JVM's native memory creeps.
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise JobCannotStart("no Java was found: install a Java 17 runtime, or set JAVA_HOME")
-    conf = SparkConf(loadDefaults=False).setAll(list(spark_conf(settings, run, _log4j_file(run)).items()))
+    told = spark_conf(settings, run, _log4j_file(run))
+    conf = SparkConf(loadDefaults=False).setAll(list(told.items()))
     with open(settings.log_dir / JVM_OUTPUT, "wb") as output:
-        gateway = _gateway(conf, output)
+        gateway = _gateway(write_properties(told, run), output)
         try:
             spark = SparkSession(SparkContext(conf=conf, gateway=gateway))
         except Exception as error:
@@ -209,12 +214,16 @@ def start_spark(settings: Settings, run: Path) -> SparkSession:
     return spark
 
 
-def _gateway(conf: SparkConf, output: IO[bytes]) -> Any:
+def _gateway(properties: Path, output: IO[bytes]) -> Any:
+    """The JVM. What it is told stands in a file, not in its command line, which everybody can read."""
     launch: Any = launch_gateway
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--properties-file {shlex.quote(str(properties))} pyspark-shell"
     try:
-        return launch(conf=conf, popen_kwargs={"stdout": output, "stderr": output})
+        return launch(popen_kwargs={"stdout": output, "stderr": output})
     except Exception as error:
         raise JavaDied(f"the Java side of Spark did not start ({_last_line(Path(output.name)) or one_line(error)})") from error
+    finally:
+        del os.environ["PYSPARK_SUBMIT_ARGS"]
 
 
 def java_death(gateway: Any) -> str:

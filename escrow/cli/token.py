@@ -14,6 +14,7 @@ from escrow.settings import add_arguments, load_arguments
 
 if TYPE_CHECKING:
     from escrow.cli.exits import Subparsers
+    from escrow.settings import Settings
 
 DESCRIPTION = """\
 Clients show a token with every request: Authorization: Bearer escrow_…
@@ -46,6 +47,8 @@ examples:
   escrow token list
   escrow token revoke orders-service
   escrow token access-key orders-service      # for RocketMQ's own clients
+  escrow token access-keys                    # lists them
+  escrow token revoke-key 0f3a5c7e9b1d2f46    # one key; revoking its token ends all of its keys
 """
 
 
@@ -74,6 +77,10 @@ def add_parser(subparsers: Subparsers) -> None:
     revoked.add_argument("name", metavar="NAME_OR_ID", help="as list shows it")
     key = _add_tool(tools, "access-key", run_access_key, "make an access key and a secret key for RocketMQ's own clients")
     key.add_argument("name", metavar="NAME", help="the token whose name and roles the holder has")
+    keys = _add_tool(tools, "access-keys", run_access_keys, "list access keys and whose they are; no secret is shown")
+    keys.add_argument("--json", action="store_true", help="one JSON object a key")
+    ended = _add_tool(tools, "revoke-key", run_revoke_key, "take one access key out of use; its token stays")
+    ended.add_argument("access_key", metavar="ACCESS_KEY", help="as access-keys shows it")
 
 
 def _add_tool(tools: Subparsers, name: str, tool: Callable[[argparse.Namespace], int], summary: str) -> argparse.ArgumentParser:
@@ -94,13 +101,15 @@ def run_new(args: argparse.Namespace) -> int:
     from ingest import token_file
     from ingest.grants import wide_rules
 
-    file = load_arguments(args).tokens_file
+    settings = load_arguments(args)
+    file = settings.tokens_file
     first = not file.exists()
     if not (args.produce or args.consume or args.operator or args.metrics):
         print("escrow: without a role it may do nothing: add --produce, --consume, --operator or --metrics", file=sys.stderr)
         return exits.ERROR
     made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     rules = {rule: getattr(args, rule) for rule in RULES}
+    _remove_left_keys(settings, args.name)
     token = token_file.add(file, args.name, **rules, operator=args.operator, metrics=args.metrics, made_at=made_at)
     print(token)
     for advice in wide_rules(rules):
@@ -109,6 +118,19 @@ def run_new(args: argparse.Namespace) -> int:
     if first:
         print("escrow: this is the first token: from now on every request needs one", file=sys.stderr)
     return exits.OK
+
+
+def _remove_left_keys(settings: Settings, name: str) -> None:
+    """Access keys of an earlier token of this name must not count for the new one. (A name that is taken is refused later.)"""
+    from ingest import token_file
+    from ingest.rocketmq import keys
+
+    ids = {token.id for token in token_file.load(settings.tokens_file).values() if token.principal.name == name}
+    if ids or not settings.access_keys_file.exists():
+        return
+    left = keys.remove(settings.access_keys_file, lambda key: key.token == name)
+    if left:
+        print(f"escrow: removed {len(left)} access keys of an earlier token {name!r}: make new ones", file=sys.stderr)
 
 
 def run_list(args: argparse.Namespace) -> int:
@@ -146,12 +168,19 @@ def _roles(row: dict[str, Any]) -> str:
 
 
 def run_revoke(args: argparse.Namespace) -> int:
-    """Takes the token out of the file."""
+    """Takes the token out of its file, and its access keys out of theirs."""
     from ingest import token_file
+    from ingest.rocketmq import keys
 
-    file = load_arguments(args).tokens_file
-    token = token_file.revoke(file, args.name)
-    print(f"revoked {token.principal.name} ({token.id}); a running edge knows within a second")
+    settings = load_arguments(args)
+    token = token_file.revoke(settings.tokens_file, args.name)
+    name, gone = token.principal.name, []
+    if settings.access_keys_file.exists():
+        gone = keys.remove(
+            settings.access_keys_file, lambda key: key.token_id == token.id or (key.token, key.token_id) == (name, "")
+        )
+    also = f" and {len(gone)} access keys" if gone else ""
+    print(f"revoked {name} ({token.id}){also}; a running edge knows within a second")
     return exits.OK
 
 
@@ -161,11 +190,42 @@ def run_access_key(args: argparse.Namespace) -> int:
     from ingest.rocketmq import keys
 
     settings = load_arguments(args)
-    known = [token.principal.name for token in token_file.load(settings.tokens_file).values()]
+    known = {token.principal.name: token.id for token in token_file.load(settings.tokens_file).values()}
     if args.name not in known:
         print(f"escrow: there is no token {args.name!r}: escrow token list shows them, escrow token new makes one", file=sys.stderr)
         return exits.ERROR
-    access_key, secret_key = keys.add(settings.access_keys_file, args.name)
+    access_key, secret_key = keys.add(settings.access_keys_file, args.name, known[args.name])
     print(f"access key {access_key}\nsecret key {secret_key}")
     print(f"escrow: the secret is in {settings.access_keys_file} too, which nobody else may read", file=sys.stderr)
+    return exits.OK
+
+
+def run_access_keys(args: argparse.Namespace) -> int:
+    """Prints whose each key is, and whether it counts."""
+    from ingest import token_file
+    from ingest.rocketmq import keys
+
+    settings = load_arguments(args)
+    tokens = token_file.load(settings.tokens_file)
+    names = {token.principal.name for token in tokens.values()}
+    found = keys.load(settings.access_keys_file)
+    for key in found:
+        counts = key.token_id in tokens if key.token_id else key.token in names
+        row = {"access_key": key.access_key, "token": key.token, "token_id": key.token_id, "in_use": counts}
+        shown = f"{key.access_key:<20}  {key.token_id or '-':<8}  {key.token:<24}  {'in use' if counts else 'its token is gone'}"
+        print(json_line(row) if args.json else shown)
+    if not found and not args.json:
+        print(f"no access keys in {settings.access_keys_file}")
+    return exits.OK
+
+
+def run_revoke_key(args: argparse.Namespace) -> int:
+    """Takes one key out of the file."""
+    from ingest.rocketmq import keys
+
+    file = load_arguments(args).access_keys_file
+    if not keys.remove(file, lambda key: key.access_key == args.access_key):
+        print(f"escrow: {file} has no access key {args.access_key!r}: escrow token access-keys shows them", file=sys.stderr)
+        return exits.ERROR
+    print(f"revoked access key {args.access_key}; a running edge knows within a second")
     return exits.OK

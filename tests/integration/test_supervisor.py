@@ -137,6 +137,19 @@ def test_start_a_transaction_and_stop(tmp_path):
     log.close()
 
 
+def test_no_part_shows_a_secret_in_its_arguments(tmp_path):
+    secret = "1f" * 32
+    with running(tmp_path / "data", f"idKeys={secret}") as run:
+        run.ready()
+        lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in run.alive() if pid != run.process.pid}
+        assert len(lines) >= 3, "guard, edge and job"
+        assert not [line for line in lines.values() if secret.encode() in line]
+        assert "set ESCROW_ID_KEYS instead" in run.said()
+        with run.client() as client:
+            client.prepare([HALF])
+    assert not (run.data / "keys" / "ids.keys").exists(), "it was given, and is not made"
+
+
 def test_a_killed_job_is_started_again(tmp_path):
     with running(tmp_path / "data", habits="child") as run:
         before = run.ready()

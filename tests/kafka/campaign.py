@@ -128,7 +128,7 @@ class Campaign:
 
     def __init__(self, cluster: Cluster, seed: int, partitions: int = 2, spark: SparkCluster | None = None) -> None:
         self.rng, self.spark, self.partitions = random.Random(seed), spark, partitions
-        flags = [*FLAGS, *([f"sparkMaster={spark.url}", "sparkExecutorMemory=512MiB"] if spark is not None else [])]
+        flags = [*FLAGS, *([*spark.flags, "sparkExecutorMemory=512MiB"] if spark is not None else [])]
         self.world, self.cluster = KafkaWorld(cluster, partitions, flags), cluster
         self.topic = f"{self.world.name}.paid"
         cluster.create_topic(self.topic, REAL_PARTITIONS)

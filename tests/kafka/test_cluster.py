@@ -28,7 +28,7 @@ def executors_that_released(cluster: SparkCluster) -> set[str]:
 def test_two_workers_share_the_work_and_new_partitions_are_taken_up(kafka: Cluster) -> None:
     kafka.create_topic("shared", 2)
     flags = ["sparkExecutorMemory=512MiB", "sparkDriverMemory=512MiB"]
-    with spark_cluster(2) as spark, KafkaWorld(kafka, 2, [f"sparkMaster={spark.url}", *flags]) as world:
+    with spark_cluster(2) as spark, KafkaWorld(kafka, 2, [*spark.flags, *flags]) as world:
         log4j = Path(world.root / "spark.conf")
         log4j.write_text("spark.log.level INFO\n")
         world.start(flags=[f"sparkConfFile={log4j}"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,13 @@ DEADLINE_S = 120.0
 class SparkCluster:
     url: str
     directory: Path
+    secret: str = field(default_factory=lambda: secrets.token_hex(16))
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def flags(self) -> list[str]:
+        """Settings of a job that runs here."""
+        return [f"sparkMaster={self.url}", f"sparkAuthSecret={self.secret}"]
 
     @property
     def sessions(self) -> list[int]:
@@ -60,7 +67,9 @@ def _start(cluster: SparkCluster, name: str, module: str, *words: str) -> Path:
     program = Path(pyspark.__file__).parent / "bin" / "spark-class"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
     environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "256m"}
-    environ["SPARK_LOCAL_DIRS"] = str(own / "scratch")
+    environ["SPARK_LOCAL_DIRS"], environ["SPARK_CONF_DIR"] = str(own / "scratch"), str(own)
+    guarded = {"authenticate": "true", "authenticate.secret": cluster.secret, "network.crypto.enabled": "true"}
+    (own / "spark-defaults.conf").write_text("".join(f"spark.{name} {value}\n" for name, value in guarded.items()))
     log = own / "log"
     with log.open("wb") as output:
         command = [str(program), f"org.apache.spark.deploy.{module}", *words]

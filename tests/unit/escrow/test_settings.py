@@ -247,6 +247,26 @@ def test_secrets_are_never_shown(tmp_path, capsys, monkeypatch):
     assert "12345678" not in wrong[0]
 
 
+def test_a_secret_flag_goes_to_other_processes_by_the_environment_alone():
+    settings = load(None, ["idKeys=deadbeef", "kafkaSaslPassword=hidden", "role=master"], {})
+    assert settings.arguments() == ["--set", "role=master"]
+    assert settings.environment() == {"ESCROW_ID_KEYS": "deadbeef", "ESCROW_KAFKA_SASL_PASSWORD": "hidden"}
+    (first, second) = settings.warnings
+    assert "idKeys" in first
+    assert "list of processes: set ESCROW_KAFKA_SASL_PASSWORD instead" in second
+    assert "deadbeef" not in first
+    assert load(None, [], settings.environment()).id_keys == "deadbeef"
+
+
+def test_a_port_without_tls_is_refused_where_clients_need_certificates():
+    tls = ("tlsCertFile=c", "tlsKeyFile=k", "tlsClientCaFile=a")
+    for port in ("0", "8081"):
+        (problem,) = problems(*tls, f"grpcPort={port}")
+        assert "grpcPort serves clients without a certificate" in problem
+    load(None, [*tls, "grpcTlsPort=0"], {})
+    load(None, [*tls[:2], "grpcPort=0"], {})
+
+
 # --- the file with the defaults ---
 def test_conf_escrow_toml_is_the_template():
     assert (ROOT / "conf" / "escrow.toml").read_text() == template(), "escrow config template > conf/escrow.toml"

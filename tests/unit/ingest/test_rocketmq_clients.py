@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import json
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from escrow.cli import exits, main
 from ingest import token_file
 from ingest.access import ANONYMOUS, Access, Principal
 from ingest.errors import TokensUnusable, Unauthorized
@@ -19,7 +21,7 @@ from ingest.rocketmq import clients as module
 from ingest.rocketmq import keys
 from ingest.rocketmq import messaging_pb2 as pb
 from ingest.rocketmq.clients import Clients, spell
-from ingest.rocketmq.keys import Signatures
+from ingest.rocketmq.keys import Key, Signatures
 from tests.support.edge_world import settings_for, world
 
 MADE_AT = "2026-01-02T03:04:05Z"
@@ -258,12 +260,17 @@ def signed(key, secret, at="20260102T030405Z"):
     return {"authorization": text, "x-mq-date-time": at}
 
 
+def new_token(settings, name="orders-service"):
+    """Its id."""
+    made = token_file.add(settings.tokens_file, name, ["orders"], [], operator=False, metrics=False, made_at=MADE_AT)
+    return made.split("_")[1]
+
+
 @pytest.fixture
 def guarded(tmp_path):
     """(signatures, access key, secret key) of a token."""
     settings = settings_for(tmp_path)
-    token_file.add(settings.tokens_file, "orders-service", ["orders"], [], operator=False, metrics=False, made_at=MADE_AT)
-    pair = keys.add(settings.access_keys_file, "orders-service")
+    pair = keys.add(settings.access_keys_file, "orders-service", new_token(settings))
     return Signatures(settings, Access(settings)), *pair
 
 
@@ -307,6 +314,50 @@ def test_a_key_dies_with_its_token(guarded, tmp_path):
         Signatures(settings, Access(settings)).principal(signed(key, secret), NOW_S)
 
 
+def test_a_key_does_not_count_for_another_token_of_the_same_name(guarded, tmp_path):
+    signatures, key, secret = guarded
+    holder = signatures.principal(signed(key, secret), NOW_S)
+    settings = settings_for(tmp_path)
+    token_file.revoke(settings.tokens_file, "orders-service")
+    new_token(settings)
+    again = Signatures(settings, Access(settings))
+    with pytest.raises(Unauthorized, match="revoked"):
+        again.principal(signed(key, secret), NOW_S)
+    with pytest.raises(Unauthorized, match="revoked"):
+        again.again(holder)  # a stream that was open meanwhile
+
+
+def test_a_key_of_before_there_were_token_ids_counts_by_its_name(tmp_path):
+    settings = settings_for(tmp_path)
+    new_token(settings)
+    settings.access_keys_file.write_text('[[key]]\naccess_key = "a"\nsecret_key = "s"\ntoken = "orders-service"\n')
+    assert Signatures(settings, Access(settings)).principal(signed("a", "s"), NOW_S).name == "orders-service"
+
+
+def test_commands_list_keys_and_leave_none_behind(tmp_path, capsys):
+    def escrow(*words):
+        code = main(["token", *words, "--data", str(tmp_path)])
+        told = capsys.readouterr()
+        return code, told.out + told.err
+
+    file = settings_for(tmp_path).access_keys_file
+    escrow("new", "svc", "--produce", "svc:*")
+    access_key = escrow("access-key", "svc")[1].split()[2]
+    assert access_key in escrow("access-keys")[1]
+    row = json.loads(escrow("access-keys", "--json")[1])
+    assert (row["access_key"], row["token"], row["in_use"]) == (access_key, "svc", True)
+    assert "and 1 access keys" in escrow("revoke", "svc")[1]
+    assert keys.load(file) == []
+    file.write_text('[[key]]\naccess_key = "old"\nsecret_key = "s"\ntoken = "svc"\n')  # as earlier releases left them
+    assert "its token is gone" in escrow("access-keys")[1]
+    assert "removed 1 access keys" in escrow("new", "svc", "--produce", "svc:*")[1]
+    assert keys.load(file) == []
+    access_key = escrow("access-key", "svc")[1].split()[2]
+    assert escrow("revoke-key", access_key)[0] == exits.OK
+    assert escrow("revoke-key", access_key)[0] == exits.ERROR
+    assert "no access keys" in escrow("access-keys")[1]
+
+
 def test_without_tokens_everybody_on_loopback_may(tmp_path):
     settings = settings_for(tmp_path)
     assert Signatures(settings, Access(settings)).principal({}, NOW_S) is ANONYMOUS
@@ -314,10 +365,15 @@ def test_without_tokens_everybody_on_loopback_may(tmp_path):
 
 def test_the_file_is_for_nobody_else_and_keeps_what_was_in_it(tmp_path):
     file = tmp_path / "keys" / "rocketmq.toml"
-    pairs = [keys.add(file, "a"), keys.add(file, "b")]
+    pairs = [keys.add(file, "a", "aaaaaaaa"), keys.add(file, "b", "bbbbbbbb")]
     assert file.stat().st_mode & 0o077 == 0
-    found = keys.parse(file.read_text(), str(file))
-    assert found == {key: (secret.encode(), token) for (key, secret), token in zip(pairs, "ab", strict=True)}
+    wanted = [Key(key, secret.encode(), name, name * 8) for (key, secret), name in zip(pairs, "ab", strict=True)]
+    assert keys.load(file) == wanted
+    file.write_text(f"# mine\n{file.read_text()}")
+    assert keys.remove(file, lambda key: key.token == "a") == wanted[:1]
+    assert keys.load(file) == wanted[1:]
+    assert file.read_text().startswith("# mine\n")
+    assert keys.remove(file, lambda key: key.token == "a") == []
 
 
 @pytest.mark.parametrize(
