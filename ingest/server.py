@@ -16,7 +16,6 @@ import ipaddress
 import json
 import logging
 import logging.handlers
-import resource
 import signal
 import socket
 import sys
@@ -38,6 +37,7 @@ from ingest.figures import Figures
 from ingest.plugged import make_edge
 from ingest.rocketmq.front import Front
 from ingest.routes import make_routes
+from store.descriptors import FILES_WANTED, few_files, raise_file_limit
 from store.errors import GeometryMismatch, StoreError, StoreUnusable
 
 #: How long accepted requests may take after the signal to stop.
@@ -76,19 +76,12 @@ def bind(settings: Settings, access: Access) -> socket.socket:
 
 
 def allow_files(connections: int, others: int = OTHER_FILES) -> tuple[int, str]:
-    """Raise the limit of open files if that many connections need it. How many can be taken so that the store still has its files,
+    """Raise the limit of open files as far as may be. How many can be taken so that the store still has its files,
     and what an operator should read where those are fewer."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed, unlimited = connections + others, resource.RLIM_INFINITY
-    if soft == unlimited or soft >= needed:
-        return connections, ""
-    allowed = needed if hard == unlimited else hard
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    except (OSError, ValueError):
-        allowed = soft
+    needed = connections + others
+    allowed = raise_file_limit(max(needed, FILES_WANTED))
     if allowed >= needed:
-        return connections, ""
+        return connections, few_files(allowed)
     taken = min(connections, max(allowed - others, allowed // 2))
     return taken, (
         f"maxConnections: {connections} connections need {needed} open files and this process may have {allowed}: {taken} are "

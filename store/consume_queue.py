@@ -14,12 +14,14 @@ published pages do (`published.py`, `catalogue.py`), and recovery finds it again
 from __future__ import annotations
 
 import struct
+from mmap import mmap
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from store.columns import distinct
+from store.growing import GrowingFile
 from store.records import ENTRY
 from store.segments import SegmentedFile
 
@@ -31,11 +33,25 @@ REASON_SHIFT: Final = 56
 ASKED_TAG: Final = -2
 
 
-class ConsumeQueue:
+class EntryFile(Protocol):
+    """The address space that entries lie in: `segments.SegmentedFile` or `growing.GrowingFile`."""
+
+    segment_bytes: int
+
+    @property
+    def begin(self) -> int: ...
+    def starts(self) -> list[int]: ...
+    def refresh(self) -> None: ...
+    def write(self, offset: int, data: bytes) -> None: ...
+    def view(self, offset: int, size: int) -> memoryview: ...
+    def locate(self, offset: int, size: int) -> tuple[bytes | mmap, int]: ...
+    def remove_before(self, offset: int) -> int: ...
+
+
+class EntryQueue:
     """Entries by number. Writing the same entries again changes nothing."""
 
-    def __init__(self, directory: Path, entries_per_file: int, point: str, *, writable: bool = False) -> None:
-        self.file = SegmentedFile(directory, entries_per_file * ENTRY.itemsize, point, writable=writable)
+    file: EntryFile
 
     @property
     def begin(self) -> int:
@@ -50,16 +66,16 @@ class ConsumeQueue:
 
     def reach(self, number: int) -> None:
         """Make files up to this entry. The first file need not be number 0: a rebuilt queue begins where its oldest entry lies."""
-        at = number * ENTRY.itemsize
-        if not self.file.starts():
-            self.file.segment(at - at % self.file.segment_bytes, create=True)
-        self.file.ensure(at)
+        raise NotImplementedError
 
     def scatter(self, numbers: np.ndarray[Any, Any], entries: Entries) -> None:
         """Write entries at numbers that need not be consecutive (sorted, distinct), one write for each run."""
         if not len(numbers):
             return
         breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+        if not len(breaks):  # mostly
+            self.put(int(numbers[0]), entries)
+            return
         for run in np.split(np.arange(len(numbers)), breaks):
             self.put(int(numbers[run[0]]), entries[run[0] : run[-1] + 1])
 
@@ -76,15 +92,33 @@ class ConsumeQueue:
         files = numbers // per_file
         for file_no in distinct(files):
             chosen = np.flatnonzero(files == file_no)
-            content = np.frombuffer(self.file.segment(file_no * self.file.segment_bytes).buffer, ENTRY)
-            found[chosen] = content[numbers[chosen] - file_no * per_file]
+            first = int(numbers[chosen].min())
+            buffer, at = self.file.locate(first * ENTRY.itemsize, (int(numbers[chosen].max()) + 1 - first) * ENTRY.itemsize)
+            content = np.frombuffer(buffer, ENTRY, offset=at, count=int(numbers[chosen].max()) + 1 - first)
+            found[chosen] = content[numbers[chosen] - first]
         return found
 
     def entry(self, number: int) -> tuple[int, int, int]:
         """(commit_log_offset, size_bytes, tags_code) of one entry: far cheaper than a `read` of one."""
+        return _ENTRY.unpack_from(*self.file.locate(number * ENTRY.itemsize, ENTRY.itemsize))
+
+    def remove_before(self, first: int) -> int:
+        return self.file.remove_before(first * ENTRY.itemsize)
+
+
+class ConsumeQueue(EntryQueue):
+    """Of halves or ops: in mapped segments of a fixed size."""
+
+    file: SegmentedFile
+
+    def __init__(self, directory: Path, entries_per_file: int, point: str, *, writable: bool = False) -> None:
+        self.file = SegmentedFile(directory, entries_per_file * ENTRY.itemsize, point, writable=writable)
+
+    def reach(self, number: int) -> None:
         at = number * ENTRY.itemsize
-        within = at % self.file.segment_bytes
-        return _ENTRY.unpack_from(self.file.segment(at - within).buffer, within)
+        if not self.file.starts():
+            self.file.segment(at - at % self.file.segment_bytes, create=True)
+        self.file.ensure(at)
 
     def flush(self) -> None:
         self.file.flush()
@@ -92,11 +126,21 @@ class ConsumeQueue:
     def cut(self, end: int) -> None:
         self.file.cut(end * ENTRY.itemsize)
 
-    def remove_before(self, first: int) -> int:
-        return self.file.remove_before(first * ENTRY.itemsize)
-
     def close(self) -> None:
         self.file.close()
+
+
+class GrowingQueue(EntryQueue):
+    """Of a topic, or one of the numbered queues of the job: in files that grow, whose descriptors belong to `queue_files`."""
+
+    file: GrowingFile
+
+    def __init__(self, file: GrowingFile) -> None:
+        self.file = file
+
+    def reach(self, number: int) -> None:
+        self.file.begin_at(number * ENTRY.itemsize)
+        self.file.ensure(number * ENTRY.itemsize)
 
 
 def make_entries(commit_log_offsets: Any, sizes: Any, tags_codes: Any) -> Entries:

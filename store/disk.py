@@ -12,6 +12,7 @@ exception and not a SIGBUS. Reads go through the mapping; Linux keeps both coher
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import mmap
@@ -30,6 +31,7 @@ TEMPORARY_SUFFIX: Final = ".new"
 EVERY_PASS: Final = 0
 #: `touch` works in pieces of this size.
 TOUCH_BYTES: Final = 64 << 10
+_libc: Final = ctypes.CDLL(None, use_errno=True)
 _ZEROS: Final = bytes(1 << 20)
 
 _REMEDY: Final = {
@@ -132,7 +134,7 @@ def unusable(error: OSError, path: Path | str) -> StoreUnusable:
     return StoreUnusable(f"{path}: {error.strerror or error}" + (f" ({remedy})" if remedy else ""))
 
 
-def write(fd: int, data: bytes | bytearray | memoryview, offset: int, point: str, path: Path) -> None:
+def write(fd: int, data: bytes | bytearray | memoryview, offset: int, point: str, path: Path | str) -> None:
     with step(f"{point}.write", path) as action:
         if action == "torn":
             os.pwrite(fd, memoryview(data)[: len(data) // 2], offset)
@@ -146,7 +148,7 @@ def _write_all(fd: int, data: bytes | bytearray | memoryview, offset: int) -> No
         written += os.pwrite(fd, memoryview(data)[written:], offset + written)
 
 
-def flush(fd: int, point: str, path: Path) -> None:
+def flush(fd: int, point: str, path: Path | str) -> None:
     """Make a file's content durable. After a failure the kernel may have dropped the dirty pages: never try again."""
     try:
         with step(f"{point}.flush", path):
@@ -181,13 +183,28 @@ def begin_flush(flusher: Flusher, fd: int, point: str, path: Path, done: Callabl
         raise _flush_failed(error) from error
 
 
-def flush_directory(path: Path, point: str) -> None:
+def flush_directory(path: Path | str, point: str) -> None:
     with step(f"{point}.flush_directory", path):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def flush_filesystem(path: Path, point: str) -> None:
+    """Make everything durable that was written to the file system that holds `path`: one call for very many files."""
+    try:
+        with step(f"{point}.flush", path):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                if _libc.syncfs(fd):
+                    code = ctypes.get_errno()
+                    raise OSError(code, os.strerror(code))
+            finally:
+                os.close(fd)
+    except StoreUnusable as error:
+        raise _flush_failed(error) from error
 
 
 def make_directory(path: Path) -> None:
@@ -215,6 +232,12 @@ def create_segment(path: Path, size_bytes: int, point: str) -> None:
             os.close(fd)
         temporary.rename(path)
     flush_directory(path.parent, point)
+
+
+def create_empty(path: Path | str, point: str) -> None:
+    """An empty file, which stays as it is where it is there already. Not durable before its directory is flushed."""
+    with step(f"{point}.create", path):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640))
 
 
 def cut(fd: int, keep_bytes: int, size_bytes: int, point: str, path: Path) -> None:
@@ -299,7 +322,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value
 
 
-def open_file(path: Path, writable: bool) -> int:
+def open_file(path: Path | str, writable: bool) -> int:
     try:
         return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
     except OSError as error:

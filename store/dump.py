@@ -255,7 +255,8 @@ class _Source:
 
     # --- queues of the job ---
     def _queue(self, name: str) -> SegmentFiles:
-        return SegmentFiles(self.root / name, self.directory.geometry.topic_queue_entries_per_file * ENTRY.itemsize, Findings())
+        segment_bytes = self.directory.geometry.topic_queue_entries_per_file * ENTRY.itemsize
+        return SegmentFiles(self.root / name, segment_bytes, Findings(), growing=True)
 
     def topic(self, name: str | None, start: int) -> Iterator[Record]:
         topic_no = self.dictionary.topic_no(name or "")

@@ -29,12 +29,13 @@ import numpy.typing as npt
 
 from store import disk, redo_log
 from store.catalogue import Catalogue
-from store.columns import distinct, last_of_each
-from store.consume_queue import REASON_SHIFT, ConsumeQueue, make_entries
+from store.columns import last_of_each
+from store.consume_queue import REASON_SHIFT, GrowingQueue, make_entries
 from store.directory import Geometry, Lock, StoreDirectory
 from store.errors import BatchBeyondCursor, Corrupt, CursorBeyondLog, FlushFailed, StoreUnusable
 from store.progress import Progress, no_progress
 from store.published import JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
+from store.queue_files import QueueFiles
 from store.reader import LogReader, topic_queue_name
 from store.records import ENTRY, ROW, State, pack_words, queue_key_of, queue_offset_of, state_of, topic_of_key
 from store.redo_log import MARKER_ENTRIES, REDO, TOTALS, Marker, RedoKind, RedoLog, kinds_of, numbers_of
@@ -340,9 +341,12 @@ class JobStore:
         found["commit_log_offset"][~body] = -1
         self.ledger.touch_places(found["commit_log_offset"][body], marker.now_ms)
         self.ledger.touch_rows(numbers[kinds != RedoKind.MESSAGE], marker.now_ms)
-        keys, offsets = queue_key_of(positions), queue_offset_of(positions)
-        for key in distinct(keys):
-            self._release_to(key, offsets[keys == key], found[keys == key])
+        # By queue, and within it by place: one sort, then a run for each queue.
+        order = np.argsort(positions, kind="stable")
+        keys, offsets, found = queue_key_of(positions[order]), queue_offset_of(positions[order]), found[order]
+        starts = np.flatnonzero(np.diff(keys, prepend=-1))
+        for key, start, stop in zip(keys[starts].tolist(), starts.tolist(), [*starts[1:].tolist(), len(keys)], strict=True):
+            self._release_to(key, offsets[start:stop], found[start:stop])
 
     def _op_entries(self, op_offsets: Ints) -> Array:
         """Entries of the op queue; holes where it no longer reaches back."""
@@ -354,21 +358,17 @@ class JobStore:
         return found
 
     def _release_to(self, queue_key: int, offsets: Ints, entries: Array) -> None:
+        """Entries of one queue, in the order of their places."""
         begin, _ = self.catalogue.extent(queue_key)
-        order = np.argsort(offsets, kind="stable")
-        order = order[offsets[order] >= begin]
-        if len(order):
-            self._queue(topic_queue_name(*topic_of_key(queue_key))).scatter(offsets[order], entries[order])
-            self._ends[queue_key] = max(self._ends.get(queue_key, 0), int(offsets[order[-1]]) + 1)
+        low = int(np.searchsorted(offsets, begin))
+        if low < len(offsets):
+            self._queue(topic_queue_name(*topic_of_key(queue_key))).scatter(offsets[low:], entries[low:])
+            self._ends[queue_key] = max(self._ends.get(queue_key, 0), int(offsets[-1]) + 1)
             if queue_key not in self._begins:
-                self._begins[queue_key] = int(offsets[order[0]])
+                self._begins[queue_key] = int(offsets[low])
 
-    def _queue(self, name: str) -> ConsumeQueue:
-        queue = self._queues.get(name)
-        if queue is None:
-            entries = self.directory.geometry.topic_queue_entries_per_file
-            queue = self._queues[name] = ConsumeQueue(self.root / name, entries, "queue", writable=True)
-        return queue
+    def _queue(self, name: str) -> GrowingQueue:
+        return self._queues.queue(name)
 
     def _extend_catalogue(self) -> None:
         for queue_key, end in self._ends.items():
@@ -425,8 +425,7 @@ class JobStore:
 
     def _flush_derived(self) -> None:
         self.table.flush()
-        for queue in self._queues.values():
-            queue.flush()
+        self._queues.flush()
         self.catalogue.file.flush()
 
     def retain(self, now_ms: int, retention_ms: int) -> dict[str, int]:
@@ -491,8 +490,7 @@ class JobStore:
         if self.generation:
             self.table.close()
             self.catalogue.close()
-            for queue in self._queues.values():
-                queue.close()
+            self._queues.close()
 
     def _release_files(self) -> None:
         self._close_generation()
@@ -537,6 +535,7 @@ class JobStore:
         self._compare_with_log()  # 5
         self._publish()  # 6
         self.checkpoint()
+        self._queues.doubtful = False
         self._remove_other_generations()
         self.page[JobSlot.EPOCH] += 1
 
@@ -547,7 +546,9 @@ class JobStore:
         shape = self.directory.geometry
         self.table = StateTable(self.root / "statetable" / "0", shape.state_rows_per_file, writable=True)
         self.catalogue = Catalogue(self.root / "catalogue", writable=True)
-        self._queues: dict[str, ConsumeQueue] = {}
+        self._queues = QueueFiles(self.root, shape.topic_queue_entries_per_file, writable=True)
+        # Until recovery has flushed it all: whoever was here before may have died before the names of its files were durable.
+        self._queues.doubtful = True
         self._ends: dict[int, int] = {}
         self._begins: dict[int, int] = {}
         self._unflushed = 0

@@ -17,12 +17,13 @@ import numpy.typing as npt
 from store.catalogue import Catalogue
 from store.columns import distinct
 from store.commit_log import CommitLog
-from store.consume_queue import ASKED_TAG, ConsumeQueue
+from store.consume_queue import ASKED_TAG, ConsumeQueue, GrowingQueue
 from store.dictionary import Dictionary
 from store.directory import StoreDirectory
 from store.errors import Corrupt, NotAStore
 from store.frames import CRC_FROM, HALF_HEAD, MAGIC, OP_HEAD, Frame, FrameKind
 from store.published import EDGE_MAGIC, JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
+from store.queue_files import QueueFiles
 from store.records import ASK_ROUND_MASK, HALF, NO_POSITION, OP, OpKind, State, ask_round_of, outstanding_of, state_of
 from store.state_table import StateTable
 
@@ -275,7 +276,7 @@ class TopicReader:
         shape = self.directory.geometry
         self.catalogue = Catalogue(self._root / "catalogue")
         self.table = StateTable(self._root / "statetable" / "0", shape.state_rows_per_file)
-        self._queues: dict[str, ConsumeQueue] = {}
+        self._queues = QueueFiles(self._root, shape.topic_queue_entries_per_file)
 
     def follow(self) -> bool:
         """Reopen if the generation changed; find queues that are new. True when reopened."""
@@ -290,20 +291,15 @@ class TopicReader:
         """Let go of the generation's files. Views that were handed out stay readable."""
         self.catalogue.close()
         self.table.close()
-        for queue in self._queues.values():
-            queue.close()
+        self._queues.close()
 
-    def queue(self, name: str) -> ConsumeQueue:
+    def queue(self, name: str) -> GrowingQueue:
         """`topics/<topic_no>/<queue_id>`, `check`, `proposal`, `discard` or `quarantine`."""
-        if name not in self._queues:
-            entries = self.directory.geometry.topic_queue_entries_per_file
-            self._queues[name] = ConsumeQueue(self._root / name, entries, "queue")
-        return self._queues[name]
+        return self._queues.queue(name)
 
     def let_go(self) -> None:
         """Let go of files that retention has removed."""
-        for queue in self._queues.values():
-            queue.file.refresh()
+        self._queues.refresh()
         self.table.file.refresh()
 
     def rows(self, half_offsets: Ints) -> Array:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.columns import distinct
-from store.consume_queue import ConsumeQueue
+from store.consume_queue import EntryQueue
 from store.directory import Geometry
 from store.published import EdgeSlot
 from store.records import STATE_MASK, State
@@ -131,7 +131,7 @@ class Ledger:
         size = self._geometry.commit_log_segment_bytes
         return size * min([limit // size, *(number for number, at_ms in self.log_touch.items() if at_ms >= oldest_ms)])
 
-    def first_kept(self, queue: ConsumeQueue, begin: int, end: int) -> int:
+    def first_kept(self, queue: EntryQueue, begin: int, end: int) -> int:
         """The first entry of begin … end whose frame is not before the log's low-water mark (holes aside)."""
         first = begin
         while first < end:
@@ -142,7 +142,7 @@ class Ledger:
             first = stop
         return end
 
-    def first_readable(self, queue: ConsumeQueue, begin: int, end: int) -> int:
+    def first_readable(self, queue: EntryQueue, begin: int, end: int) -> int:
         """The first message behind the last entry of begin … end whose frame is before the log's low-water mark.
 
         A topic's entries stand in the order of their release, not of their frames: an entry before that last one may point into a

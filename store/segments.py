@@ -49,6 +49,8 @@ class Segment:
         except StoreUnusable:  # whoever asks again must not use up the descriptors
             self.close()
             raise
+        if not writable:  # a mapping does not need its descriptor
+            self.close()
 
     def close(self) -> None:
         """Close the descriptor. The mapping goes when its last view does: views may be in a reader's hands."""
@@ -80,29 +82,10 @@ class SegmentedFile:
 
     def refresh(self) -> None:
         """Look at the directory again: which segments are there?"""
-        starts, missing = self._list()
-        if missing is not None:
-            # A long directory is listed in several calls: files that are removed between them look like a gap once, not twice.
-            starts, missing = self._list()
-        if missing is not None:
-            raise Corrupt(self.directory / segment_name(missing), 0, "segment missing between its neighbours")
+        starts = list_segments(self.directory, self.segment_bytes)
         for start in set(self._segments) - set(starts):
             self._segments.pop(start).close()
         self._starts = starts
-
-    def _list(self) -> tuple[list[int], int | None]:
-        """(starts of the segments, the first that is missing between two of them)."""
-        starts = sorted(self._start_of(name) for name in _names(self.directory))
-        gaps = (start + self.segment_bytes for start, following in pairwise(starts) if following != start + self.segment_bytes)
-        return starts, next(gaps, None)
-
-    def _start_of(self, name: str) -> int:
-        if len(name) != NAME_DIGITS or not (name.isascii() and name.isdecimal()) or int(name) % self.segment_bytes:
-            raise ForeignFile(
-                f"{self.directory / name}: not a segment of this store (names are {NAME_DIGITS} digits, "
-                f"multiples of {self.segment_bytes}); move it elsewhere"
-            )
-        return int(name)
 
     @property
     def begin(self) -> int:
@@ -201,6 +184,11 @@ class SegmentedFile:
                 self._flushing.release()
         return begun
 
+    def locate(self, offset: int, size: int) -> tuple[mmap.mmap, int]:
+        """(a buffer, where in it) the bytes at a logical offset lie; they lie in one segment."""
+        within = offset % self.segment_bytes
+        return self.segment(offset - within).buffer, within
+
     def view(self, offset: int, size: int) -> memoryview:
         """Bytes at a logical offset: without a copy where they lie in one segment."""
         start = offset - offset % self.segment_bytes
@@ -245,6 +233,33 @@ class SegmentedFile:
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
+
+
+def list_segments(directory: Path, segment_bytes: int) -> list[int]:
+    """Where the segments of a directory start; Corrupt where one is missing between its neighbours."""
+    starts, missing = _list(directory, segment_bytes)
+    if missing is not None:
+        # A long directory is listed in several calls: files that are removed between them look like a gap once, not twice.
+        starts, missing = _list(directory, segment_bytes)
+    if missing is not None:
+        raise Corrupt(directory / segment_name(missing), 0, "segment missing between its neighbours")
+    return starts
+
+
+def _list(directory: Path, segment_bytes: int) -> tuple[list[int], int | None]:
+    """(starts of the segments, the first that is missing between two of them)."""
+    starts = sorted(_start_of(directory, name, segment_bytes) for name in _names(directory))
+    gaps = (start + segment_bytes for start, following in pairwise(starts) if following != start + segment_bytes)
+    return starts, next(gaps, None)
+
+
+def _start_of(directory: Path, name: str, segment_bytes: int) -> int:
+    if len(name) != NAME_DIGITS or not (name.isascii() and name.isdecimal()) or int(name) % segment_bytes:
+        raise ForeignFile(
+            f"{directory / name}: not a segment of this store (names are {NAME_DIGITS} digits, "
+            f"multiples of {segment_bytes}); move it elsewhere"
+        )
+    return int(name)
 
 
 def _names(directory: Path) -> list[str]:

@@ -75,14 +75,22 @@ class Findings:
 
 
 class SegmentFiles:
-    """The segment files of one directory, mapped for reading. What is missing between them reads as zeros and is a problem."""
+    """The segment files of one directory, mapped for reading. What is missing between them reads as zeros and is a problem.
 
-    def __init__(self, directory: Path, segment_bytes: int, findings: Findings, *, gapless: bool = True) -> None:
+    `growing`: the last file may be shorter than a segment, and what lies behind its end reads as zeros (`growing.py`).
+    """
+
+    def __init__(
+        self, directory: Path, segment_bytes: int, findings: Findings, *, gapless: bool = True, growing: bool = False
+    ) -> None:
         self.directory, self.segment_bytes, self.findings = directory, segment_bytes, findings
+        self._growing, self._lengths = growing, dict[int, int]()
         self._content: dict[int, Bytes] = {}
         for name in sorted(list_directory(directory, findings)):
             self._take(name)
         self.starts = sorted(self._content)
+        for start in self.starts:
+            self._check_length(start)
         if gapless and self.starts:
             for start in range(self.starts[0], self.starts[-1], segment_bytes):
                 if start not in self._content:
@@ -97,13 +105,19 @@ class SegmentFiles:
         content = map_bytes(path)
         if content is None:
             return
-        if len(content) != self.segment_bytes:
-            reason = f"the file has {len(content)} bytes, a segment here has {self.segment_bytes}"
-            self.findings.add(path, min(len(content), self.segment_bytes), reason)
+        self._lengths[int(name)] = len(content)
+        if len(content) != self.segment_bytes and not self._growing:
             padded = np.zeros(self.segment_bytes, np.uint8)
             padded[: len(content)] = content[: self.segment_bytes]
             content = padded
         self._content[int(name)] = content
+
+    def _check_length(self, start: int) -> None:
+        length = self._lengths[start]
+        may_grow = self._growing and start == self.starts[-1] and length < self.segment_bytes
+        if length != self.segment_bytes and not may_grow:
+            reason = f"the file has {length} bytes, a segment here has {self.segment_bytes}"
+            self.findings.add(self.directory / segment_name(start), min(length, self.segment_bytes), reason)
 
     @property
     def begin(self) -> int:
@@ -111,7 +125,9 @@ class SegmentFiles:
 
     @property
     def end(self) -> int:
-        return self.starts[-1] + self.segment_bytes if self.starts else 0
+        if not self.starts:
+            return 0
+        return self.starts[-1] + (self._lengths[self.starts[-1]] if self._growing else self.segment_bytes)
 
     def segment(self, start: int) -> Bytes | None:
         return self._content.get(start)
@@ -132,7 +148,10 @@ class SegmentFiles:
             within = offset % self.segment_bytes
             count = min(size, self.segment_bytes - within)
             content = self._content.get(offset - within)
-            parts.append(np.zeros(count, np.uint8) if content is None else content[within : within + count])
+            there = np.empty(0, np.uint8) if content is None else content[within : within + count]
+            parts.append(there)
+            if len(there) < count:
+                parts.append(np.zeros(count - len(there), np.uint8))
             offset, size = offset + count, size - count
         if len(parts) == 1:
             return parts[0]

@@ -348,7 +348,7 @@ class JobSide:
 
     def _queue_files(self, name: str) -> SegmentFiles:
         segment_bytes = self.geometry.topic_queue_entries_per_file * ENTRY.itemsize
-        return SegmentFiles(self.root / name, segment_bytes, self.findings)
+        return SegmentFiles(self.root / name, segment_bytes, self.findings, growing=True)
 
     def _compare_numbered(self, name: str, edge: EdgeFiles) -> None:
         """Check, proposal, discard or quarantine queue: entry n as the redo log places it."""

@@ -28,6 +28,7 @@ from pyspark.sql import SparkSession
 from escrow.settings import Settings, SettingsError, from_arguments
 from escrow.tracing import TracingError
 from sinks.errors import SinkError
+from store.descriptors import few_files, raise_file_limit
 from store.errors import CursorBeyondLog, ForeignFile, FormatTooNew, GeometryMismatch, NotAStore, StoreError
 from streaming.errors import JavaDied, JobCannotStart, JobError
 from streaming.service import JobService
@@ -70,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = from_arguments(argv, prog="python -m streaming.job")
         _log_to(settings)
+        if few := few_files(raise_file_limit()):
+            _notice(few)
         return _run(settings, signals)
     except _Asked:
         return 0

@@ -22,13 +22,14 @@ import errno
 import gc
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from store.dedup import Known, _Table
 from store.segments import SegmentedFile, segment_name
 
 SECTOR = 512
@@ -102,14 +103,16 @@ class PowerDisk:
         """Watch all calls of this process until the block ends."""
         kept = {name: getattr(os, name) for name in _CALLS}
         self._real = kept
-        mark_dirty = SegmentedFile.mark_dirty
+        mark_dirty, put_all = SegmentedFile.mark_dirty, _Table.put_all
         for name, call in kept.items():
             setattr(os, name, self._watch(name, call))
         setattr(SegmentedFile, "mark_dirty", self._watch_mapping(mark_dirty))  # noqa: B010
+        setattr(_Table, "put_all", self._watch_dedup(put_all))  # noqa: B010
         try:
             yield self
         finally:
             setattr(SegmentedFile, "mark_dirty", mark_dirty)  # noqa: B010
+            setattr(_Table, "put_all", put_all)  # noqa: B010
             for name, call in kept.items():
                 setattr(os, name, call)
 
@@ -121,6 +124,17 @@ class PowerDisk:
             if found is not None:
                 found.stuck.clear()
             mark_dirty(file, start)
+
+        return watched
+
+    def _watch_dedup(self, put_all: Callable[..., None]) -> Callable[..., None]:
+        """The same for a table of dedup keys, which is mapped as a whole."""
+
+        def watched(table: _Table, keys: Mapping[bytes, Known]) -> None:
+            found = self._files.get(str(table.path))
+            if found is not None and keys:
+                found.stuck.clear()
+            put_all(table, keys)
 
         return watched
 

@@ -1,0 +1,55 @@
+"""The queues of one generation: topic queues, check, proposal, discard and quarantine queue. As many as there are names, so
+neither their files nor what is known of them stays open: a bounded number of each, the most recently used.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final
+
+from store.consume_queue import GrowingQueue
+from store.growing import GrowingFile
+from store.handles import Handles
+from store.records import ENTRY
+
+#: So many queues are kept in mind (a listing of their directory each).
+QUEUES_MAX: Final = 4096
+POINT: Final = "queue"
+
+
+class QueueFiles:
+    """Queues by name, `topics/<topic_no>/<queue_id>` or a numbered queue's, under one directory."""
+
+    def __init__(self, root: Path, entries_per_file: int, *, writable: bool = False, descriptors_max: int | None = None) -> None:
+        self.root = root
+        self._segment_bytes = entries_per_file * ENTRY.itemsize
+        self.handles = Handles(writable=writable, descriptors_max=descriptors_max)
+        self._queues: OrderedDict[str, GrowingQueue] = OrderedDict()
+        #: Writer: files that it finds may have been made by a process that died before their names were durable.
+        self.doubtful = False
+
+    def queue(self, name: str) -> GrowingQueue:
+        queue = self._queues.get(name)
+        if queue is None:
+            if len(self._queues) >= QUEUES_MAX:
+                self._queues.popitem(last=False)
+            queue = self._queues[name] = GrowingQueue(GrowingFile(self.root / name, self._segment_bytes, POINT, self.handles))
+            if self.doubtful and queue.file.starts():
+                self.handles.doubt_name(str(self.root / name), str(self.root))
+        else:
+            self._queues.move_to_end(name)
+        return queue
+
+    def refresh(self) -> None:
+        """Let go of files that were removed."""
+        self.handles.drop_removed()
+        for queue in self._queues.values():
+            queue.file.refresh()
+
+    def flush(self) -> None:
+        self.handles.flush(POINT, self.root)
+
+    def close(self) -> None:
+        self.handles.close()
+        self._queues.clear()

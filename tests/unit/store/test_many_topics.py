@@ -1,0 +1,65 @@
+"""Many topics: neither descriptors nor disk grow with how many names there are."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from store.verify import verify
+from tests.support.service import Service
+
+SETTLE = """
+import json, os, resource, sys
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+from store.edge import EdgeStore
+from store.frames import Message
+from store.job import JobStore
+from store.reader import TopicReader
+from streaming.settle import Settler, read_feed
+from checker.policy import Policy
+from escrow.settings import load
+
+root, now_ms = Path(sys.argv[1]), 1_700_000_000_000
+with EdgeStore(root) as edge:
+    for turn in range(3):
+        ticket = edge.append_messages([Message("g", f"t{n}", b"%d" % turn, queue_id=0) for n in range(300)], now_ms).ticket
+        edge.wait(ticket)
+    with JobStore(root) as job:
+        settler = Settler(job, Policy.from_ms(**load(None, [], {}).policy_values()))
+        while job.marker.op_cursor < edge.op_end:
+            settler.settle(read_feed(job.log, job.marker.half_cursor, job.marker.op_cursor), now_ms + 1)
+        job.checkpoint()
+        job.retain(now_ms + 2, 1000)
+        topics = TopicReader(edge.directory)
+        topics.follow()
+        found = [len(topics.topic_entries(n, 0, 0, 10)[1]) for n in range(300)]
+        print(json.dumps({"found": found, "descriptors": len(os.listdir("/proc/self/fd"))}))
+"""
+
+
+def test_300_topics_under_100_descriptors(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    done = subprocess.run([sys.executable, "-c", SETTLE, str(root)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = json.loads(done.stdout)
+    assert said["found"] == [3] * 300
+    assert said["descriptors"] <= 100
+    assert verify(root).problems == []
+    files = [path for path in (root / "transaction").glob("generation-*/topics/*/0/*") if path.is_file()]
+    assert len(files) == 300
+    assert sum(path.stat().st_blocks * 512 for path in files) <= 300 * 4096
+
+
+def test_a_release_spreads_over_many_queues_in_one_batch(service: Service) -> None:
+    for number in range(200):
+        service.edge.add_topic(f"t{number}", 4)
+    halves = [half for number in range(200) for half in service.send(b"a", b"b", b"c", topic=f"t{number}")]
+    service.commit(*halves)
+    service.settle()
+    keys = service.job.catalogue.queue_keys()
+    assert sum(service.job.catalogue.extent(key)[1] for key in keys) == len(halves)
+    service.close()
+    assert verify(service.root).problems == []
