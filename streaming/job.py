@@ -131,7 +131,7 @@ def _service(settings: Settings) -> AnyService:
 
 def _stand_by(service: KafkaJobService, spark: SparkSession | None, signals: _Signals, port: int) -> bool:
     """Until this driver is the master; False where it was asked to stop before. A standby is ready for its work: to wait."""
-    _notice("standby: another driver is the master")
+    _notice(f"standby: {service.why_waiting()}")
     print(json.dumps({"ready": True, "metrics_port": port}), flush=True)
     jvm = _jvm(spark) if spark is not None else None
     signals.raising = False

@@ -21,12 +21,13 @@ POLL_MAX_S: Final = 60
 
 
 class Lease:
-    """`held` is set while this driver is the master. Once lost, it stays lost: `lost` is set, and the process should end.
-    `elsewhere`: Kafka has said that another has it."""
+    """`held` is set while this driver is the master. Once lost, it stays lost: `lost` is set, `why_lost` says why, and the process
+    should end. `elsewhere`: Kafka has said that another has it."""
 
     def __init__(self, options: dict[str, Any], topic: str, group: str, timeout_ms: int) -> None:
         self.held, self.lost, self.elsewhere = threading.Event(), threading.Event(), threading.Event()
-        self._stopping = threading.Event()
+        self._stopping, self._timeout_ms = threading.Event(), timeout_ms
+        self.why_lost = ""
         mine = {
             "group.id": group,
             "session.timeout.ms": timeout_ms,
@@ -37,7 +38,7 @@ class Lease:
             "partition.assignment.strategy": "cooperative-sticky",
         }
         self._consumer = Consumer({**options, **mine})
-        self._consumer.subscribe([topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked)
+        self._consumer.subscribe([topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._unheard)
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self._thread.start()
 
@@ -49,9 +50,18 @@ class Lease:
             self.elsewhere.set()
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._lose(consumer, partitions, "Kafka has given it to another driver, which is the master now")
+
+    def _unheard(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Who is the master now, if anybody, is not known here."""
+        away = f"for longer than kafkaLeaseTimeout ({self._timeout_ms / 1000:g} s) Kafka has not heard from this driver"
+        self._lose(consumer, partitions, f"{away}, or did not answer it: brokers, network or this machine were away")
+
+    def _lose(self, consumer: Consumer, partitions: list[TopicPartition], why: str) -> None:
         consumer.incremental_unassign(partitions)
         if partitions and self.held.is_set():
             self.held.clear()
+            self.why_lost = why
             self.lost.set()
 
     def _run(self) -> None:

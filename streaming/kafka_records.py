@@ -31,11 +31,10 @@ from pyspark.sql import functions as F
 
 from sinks.kafka import contract
 from sinks.kafka.collector import no_collector
-from store.records import HALF, OP, OpKind, Via, parse_immunity_s
+from store.records import HALF, OP, OpKind, parse_immunity_s
 
 SCHEMA: Final = "kind tinyint, partition int, names binary, payload binary"
 ARROW: Final = pa.schema([("kind", pa.int8()), ("partition", pa.int32()), ("names", pa.binary()), ("payload", pa.binary())])
-_DIGITS_MAX: Final = 18
 #: Spark's source asks for a partition's bounds after every poll, and then what its client has fetched beyond the poll is thrown
 #: away. With Kafka's default, 500 records a poll, small records are fetched several times: a poll should take all of a fetch,
 #: which is 1 MiB. More of it is more memory for every partition.
@@ -140,7 +139,7 @@ class _Headers:
         flat = column.flatten()
         coded = flat.field("key").dictionary_encode()
         self._names, self._coded = coded.dictionary.to_pylist(), coded.indices.to_numpy(zero_copy_only=False)
-        self._values = flat.field("value")
+        self._values = pc.fill_null(flat.field("value"), b"")  # a value that is null is there, and empty
         self._parents = np.repeat(np.arange(len(column)), pc.fill_null(pc.list_value_length(column), 0).to_numpy())
 
     def column(self, name: str) -> pa.Array:
@@ -170,7 +169,7 @@ class _Headers:
     def numbers(self, name: str) -> Ints:
         """Whole numbers, -1 where there is none."""
         texts = self.column(name).cast(pa.string(), safe=False)
-        good = pc.and_kleene(pc.ascii_is_decimal(texts), pc.less_equal(pc.binary_length(texts), _DIGITS_MAX))
+        good = pc.and_kleene(pc.ascii_is_decimal(texts), pc.less_equal(pc.binary_length(texts), contract.DIGITS_MAX))
         numbers = pc.if_else(good, texts, None).cast(pa.int64())
         found: Ints = pc.fill_null(numbers, -1).to_numpy(zero_copy_only=False)
         return found
@@ -181,18 +180,11 @@ class _Headers:
         names: list[str] = []
         places = []
         for value in coded.dictionary.to_pylist():
-            name = _text(value) if len(value) <= contract.GROUP_MAX_BYTES else ""
+            name = contract.group_of(value)
             places.append(len(names) if name else -2)
             names += [name] if name else []
         indices = pc.fill_null(coded.indices, len(places)).to_numpy(zero_copy_only=False)
         return names, np.array([*places, -1], np.int64)[indices]
-
-
-def _text(value: bytes | None) -> str:
-    try:
-        return (value or b"").decode()
-    except UnicodeDecodeError:
-        return ""
 
 
 def _halves(rows: pa.RecordBatch) -> tuple[list[str], Array]:
@@ -204,7 +196,7 @@ def _halves(rows: pa.RecordBatch) -> tuple[list[str], Array]:
     halves["stored_at_s"] = rows.column("stored_at_ms").to_numpy() // 1000
     halves["group_no"] = groups
     halves["immunity_s"] = headers.mapped(contract.IMMUNITY, _immunity, np.uint32)
-    has_topic = headers.mapped(contract.TOPIC, lambda value: bool(_text(value)), np.bool_)
+    has_topic = headers.mapped(contract.TOPIC, lambda value: bool(contract.text_of(value)), np.bool_)
     halves["corrupt"] = (groups < 0) | ~has_topic | headers.unreadable()
     halves["group_no"][halves["corrupt"] != 0] = -1
     return names, halves
@@ -231,13 +223,14 @@ def _ops(rows: pa.RecordBatch) -> tuple[list[str], Array]:
 
 
 def _op_kind(value: bytes | None) -> int:
-    kind = contract.OP_KINDS.get(_text(value))
+    kind = contract.op_kind_of(value)
     return 0 if kind is None else int(kind)
 
 
 def _via(value: bytes | None) -> int:
-    """-1 where it is none that is known; a producer need not say."""
-    return int(contract.VIAS.get(_text(value), -1)) if value else int(Via.PRODUCER)
+    """-1 where it is none that is known."""
+    via = contract.via_of(value)
+    return -1 if via is None else int(via)
 
 
 def _spread_asked(ops: Array, asked: Any, values: pa.Array) -> Array:

@@ -66,7 +66,7 @@ STOP_S: Final = 3.0
 WATERMARK_S: Final = 30.0
 PARTITIONS_EVERY_S: Final = 2.0
 RETRY_MESSAGES_MAX: Final = 1_000
-LEASE_LOST: Final = "the lease was lost: another driver is the master"
+LEASE_LOST: Final = "the lease was lost: "
 #: Ops that wait for their halves are kept, up to what so many batches hold (44 bytes each).
 DEFERRED_BATCHES: Final = 4
 #: The bodies that go with one Kafka transaction, about.
@@ -182,6 +182,13 @@ class KafkaJobService:
         settings, options = self.settings, self.connection.librdkafka()
         self._lease = Lease(options, self.topics.lease, settings.kafka_lease_group, settings.kafka_lease_timeout_ms)
 
+    def why_waiting(self) -> str:
+        """Why this driver has not the lease, as far as Kafka has said."""
+        if self._lease is None or not self._lease.elsewhere.is_set():
+            return "Kafka has not said yet who has the lease"
+        timeout_s = self.settings.kafka_lease_timeout_ms / 1000
+        return f"another driver has the lease, or one had it that ended less than {timeout_s:g} s (kafkaLeaseTimeout) ago"
+
     def take_over(self, wanted: Callable[[], bool] = lambda: True, timeout_s: float | None = None) -> bool:
         """Wait for the lease, claim every shard; False where `wanted` says no, or with a timeout when it is over or Kafka says that
         another has the lease. A standby follows the redo topic."""
@@ -197,7 +204,7 @@ class KafkaJobService:
             shard.catch_up()
         while not self._lease.held.wait(FOLLOW_S):
             if self._lease.lost.is_set():  # it was held for a moment, and never will be again
-                raise JobError(LEASE_LOST)
+                raise JobError(LEASE_LOST + self._lease.why_lost)
             if not wanted() or time.monotonic() > give_up_s or (timeout_s is not None and self._lease.elsewhere.is_set()):
                 return False
             for shard in self._shards():
@@ -262,7 +269,7 @@ class KafkaJobService:
         if self._error is not None:
             return one_line(self._error)
         if self._lease is not None and self._lease.lost.is_set():
-            return LEASE_LOST
+            return LEASE_LOST + self._lease.why_lost
         query = self._query
         return None if query is None or self._stopping.is_set() else why_ended(query)
 

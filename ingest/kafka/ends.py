@@ -31,7 +31,7 @@ from ingest.kafka.ops import Op, headers_of, read_op
 from ingest.kafka.places import Place
 from ingest.kafka.sealing import PlaceSealer
 from sinks.kafka.clients import Connection, bounds_of, end_watcher
-from sinks.kafka.contract import GROUP, Topics
+from sinks.kafka.contract import Topics, owner_of
 from store.ends import OPEN, Answer, Verdict, byte_after, judge
 from store.records import OpKind
 
@@ -240,9 +240,7 @@ class OpFollower:
             halves = self._halves.read(partition, named) if named else {}
             owners = {half_offset: _group_of(half) for half_offset, half in halves.items()}
             for half_offset, groups in wanted.items():
-                good.update(
-                    (partition, half_offset, group) for group in groups if group is not None and owners.get(half_offset) == group
-                )
+                good.update((partition, half_offset, group) for group in groups if group and owners.get(half_offset) == group)
                 if None in groups and half_offset < self._half_end(partition, half_offset):
                     good.add((partition, half_offset, None))
         return good
@@ -263,4 +261,4 @@ class OpFollower:
 
 
 def _group_of(half: Any) -> str:
-    return headers_of(half).get(GROUP, b"").decode("utf-8", "replace")
+    return owner_of(headers_of(half))

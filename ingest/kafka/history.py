@@ -20,7 +20,7 @@ from ingest.kafka.ops import headers_of, read_op
 from ingest.kafka.places import Place
 from ingest.kafka.sealing import PlaceSealer, place_in
 from sinks.kafka.clients import Connection, bounds_of
-from sinks.kafka.contract import GROUP, TOPIC, Topics
+from sinks.kafka.contract import TOPIC, Topics, owner_of
 from store.ends import OPEN, Verdict, byte_after, judge
 from store.records import OpKind, State
 
@@ -48,7 +48,7 @@ class KafkaHistories:
         if half is None:
             return Transaction(place.half_offset, "GONE")
         headers = headers_of(half)
-        group = headers.get(GROUP, b"").decode("utf-8", "replace")
+        group = owner_of(headers)
         if not self._sealer.is_good(id, place, group):
             raise BadId("id: its seal is broken; use the id exactly as it was answered")
         stored_at_ms = half.timestamp()[1]

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final, NamedTuple
 
 from ingest.kafka.places import HALF_OFFSET_MAX
-from sinks.kafka.contract import GROUP, HALF_OFFSET, NOT_UTF8, OP, OP_KINDS, REMARK, TRANSACTION_ID, VIA, VIAS
+from sinks.kafka.contract import (
+    GROUP,
+    HALF_OFFSET,
+    NOT_UTF8,
+    OP,
+    REMARK,
+    TRANSACTION_ID,
+    VIA,
+    group_of,
+    half_offset_of,
+    op_kind_of,
+    via_of,
+)
 from store.records import OpKind, Via
 
 #: Half offsets in the value of an ASKED.
 _ASKED_BYTES: Final = 8
-_DECIMAL: Final = re.compile(rb"[0-9]{1,15}", re.ASCII)
 
 
 class Op(NamedTuple):
@@ -29,18 +39,14 @@ class Op(NamedTuple):
 def read_op(message: Any) -> Op | None:
     """What a record says; None where it does not fit the table of docs/kafka.md."""
     headers = headers_of(message)
-    kind = OP_KINDS.get(_text(headers.get(OP)))
-    via = VIAS.get(_text(headers.get(VIA)) or "producer")
-    if kind is None or via is None:
+    kind, via, group = op_kind_of(headers.get(OP)), via_of(headers.get(VIA)), group_of(headers.get(GROUP))
+    if kind is None or via is None or group == "":
         return None
-    group = _text(headers[GROUP]) if GROUP in headers else None
     rest = (group, via, _text(headers.get(REMARK)), _text(headers.get(TRANSACTION_ID)))
     if kind is OpKind.ASKED:
         return Op(kind, -1, *rest, asked_in(message.value() or b""))
-    half_offset = headers.get(HALF_OFFSET) or b""
-    if not _DECIMAL.fullmatch(half_offset) or int(half_offset) > HALF_OFFSET_MAX:
-        return None
-    return Op(kind, int(half_offset), *rest)
+    half_offset = half_offset_of(headers.get(HALF_OFFSET))
+    return Op(kind, half_offset, *rest) if 0 <= half_offset <= HALF_OFFSET_MAX else None
 
 
 def asked_in(value: bytes) -> tuple[int, ...]:

@@ -33,6 +33,8 @@ REDO: Final = "escrow-redo"
 
 #: Of a producer group's name, as everywhere in Escrow: what is longer is no group.
 GROUP_MAX_BYTES: Final = NAME_MAX_BYTES
+#: Of a number in a header.
+DIGITS_MAX: Final = 18
 #: What an op record may say, by its word.
 OP_KINDS: Final[Mapping[str, OpKind]] = {kind.name: kind for kind in OpKind if kind is not OpKind.MESSAGE}
 VIAS: Final[Mapping[str, Via]] = {via.name.lower(): via for via in Via}
@@ -97,3 +99,39 @@ def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
 def first_header(headers: Iterable[tuple[str, bytes | None]], name: str) -> bytes | None:
     """The value of the first header of that name."""
     return next((value for key, value in headers if key == name), None)
+
+
+# --- what a header says: the only reading of it, for the endpoint as for the job -------------------------------------------------
+# None: the record has no such header. A header whose value is null has an empty value, as in Kafka's own Java client.
+def text_of(value: bytes | None) -> str:
+    """ "" where there is none, or it is not UTF-8."""
+    try:
+        return (value or b"").decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+def group_of(value: bytes | None) -> str | None:
+    """A producer group; None where none is stated, "" where what is stated is none."""
+    if value is None:
+        return None
+    return text_of(value) if len(value) <= GROUP_MAX_BYTES else ""
+
+
+def op_kind_of(value: bytes | None) -> OpKind | None:
+    return OP_KINDS.get(text_of(value))
+
+
+def via_of(value: bytes | None) -> Via | None:
+    """Who says it; a producer need not say."""
+    return VIAS.get(text_of(value)) if value else Via.PRODUCER
+
+
+def half_offset_of(value: bytes | None) -> int:
+    """-1 where it is no whole number. (The job reads whole columns: `kafka_records._Headers.numbers` says the same.)"""
+    return int(value) if value and value.isdigit() and len(value) <= DIGITS_MAX else -1
+
+
+def owner_of(headers: Mapping[str, bytes]) -> str:
+    """The producer group of a half by its headers; "" where the half is quarantined: nobody's op counts for it."""
+    return (group_of(headers.get(GROUP)) or "") if text_of(headers.get(TOPIC)) else ""

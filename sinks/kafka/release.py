@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
@@ -135,6 +136,7 @@ class _Owner:
     producer: Producer
     client: dict[str, Any]
     sequence: int  # of the last batch that it knows to be committed
+    packs: bool = False  # the producer compresses
     consumer: Consumer | None = None  # of bodies
     position: int = NOWHERE  # of the consumer in the half partition
     topics: dict[str, tuple[int, float]] = field(default_factory=dict)  # partitions, known until
@@ -242,10 +244,10 @@ def _take(task: Task, key: str) -> _Owner:
     return owner
 
 
-def _fence(task: Task) -> tuple[Producer, int]:
+def _fence(task: Task, *, packs: bool = False) -> tuple[Producer, int]:
     """Steps 1 and 2: a producer that alone can write, and the sequence of the shard's last batch."""
     target = task.target
-    producer = make_producer(target)
+    producer = make_producer(target, packs=packs)
     producer.init_transactions(DEADLINE_S)  # 1
     sequence, term = redo.last_of(target.client, target.topics.redo, target.partition, DEADLINE_S)  # 2
     if term > task.term:
@@ -253,9 +255,11 @@ def _fence(task: Task) -> tuple[Producer, int]:
     return producer, sequence
 
 
-def make_producer(target: Target) -> Producer:
-    """A transactional producer for the shard. Keys choose partitions as Java's clients do; the broker says what is too large."""
+def make_producer(target: Target, *, packs: bool = False) -> Producer:
+    """A transactional producer for the shard. Keys choose partitions as Java's clients do; the broker says what is too large: it
+    looks at what it is sent, so a half that came compressed may fit only if it leaves compressed (`packs`)."""
     options = {
+        "compression.type": "zstd" if packs else "none",
         "transactional.id": target.transactional_id,
         "transaction.timeout.ms": target.transaction_timeout_ms,
         "partitioner": "murmur2_random",
@@ -313,7 +317,8 @@ def _write(owner: _Owner, task: Task) -> Done:
             attempt.judge()
             owner.producer.abort_transaction(DEADLINE_S)
         # After a refusal the client's sequence numbers have a gap, which the broker does not forgive: a new one, from step 1.
-        owner.producer, owner.sequence = _fence(task)
+        owner.packs = owner.packs or knows.packs
+        owner.producer, owner.sequence = _fence(task, packs=owner.packs)
         if owner.sequence >= task.marker.sequence:
             return Done(task.target.partition, task.marker.sequence, written=False)
     attempt.redo(entries)  # 4
@@ -326,7 +331,7 @@ class _Failure(NamedTuple):
 
     error: KafkaError
     topic: str
-    size_bytes: int
+    value: bytes
     has_key: bool
 
 
@@ -337,7 +342,8 @@ class _Known:
         self._now_ms = now_ms
         self.anything = False  # asked for each message
         self.barred: dict[str, str] = {}  # topic: why nothing goes there
-        self._too_large: dict[str, int] = {}  # topic: the smallest body that was too large
+        self.packs = False  # something was too large as it is: it is tried compressed
+        self._too_large: dict[str, int] = {}  # topic: the smallest body that was too large, in compressed bytes
         self._wants_keys: set[str] = set()
         self._too_early: dict[str, int] = {}  # topic: the latest time that was too early
         self._too_late: dict[str, int] = {}  # topic: the earliest that was too late
@@ -347,7 +353,8 @@ class _Known:
         self.anything = True
         code, topic = failure.error.code(), failure.topic
         if code == KafkaError.MSG_SIZE_TOO_LARGE:
-            self._too_large[topic] = min(failure.size_bytes, self._too_large.get(topic, failure.size_bytes))
+            size_bytes = _packed_bytes(failure.value)
+            self._too_large[topic] = min(size_bytes, self._too_large.get(topic, size_bytes))
         elif code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             self.barred[topic] = failure.error.str()
         elif code == KafkaError.INVALID_RECORD and not failure.has_key:  # a compacted topic
@@ -364,15 +371,21 @@ class _Known:
         self.anything = self.anything or bool(new)
         return bool(new)
 
-    def problem(self, topic: str, size_bytes: int, has_key: bool, at_ms: int) -> str:
+    def problem(self, topic: str, value: bytes, has_key: bool, at_ms: int) -> str:
         """Why a message would be refused as others were; "" where nothing speaks against it. `at_ms` 0: Kafka gives the time."""
-        if size_bytes >= self._too_large.get(topic, size_bytes + 1):
-            return f"too large for topic {topic}, as another of {self._too_large[topic]} bytes was"
+        limit = self._too_large.get(topic)
+        if limit is not None and len(value) >= limit and _packed_bytes(value) >= limit:
+            return f"too large for topic {topic}, as another of {limit} bytes (compressed) was"
         if not has_key and topic in self._wants_keys:
             return f"topic {topic} does not take messages without a key"
         if at_ms and not self._too_early.get(topic, 0) < at_ms < self._too_late.get(topic, at_ms + 1):
             return f"topic {topic} does not take messages of the time {at_ms}: it is too far from now"
         return self.barred.get(topic, "")
+
+
+def _packed_bytes(value: bytes) -> int:
+    """About what a body has when it is compressed; not more than it has as it is."""
+    return min(len(value), len(zlib.compress(value, 1)))
 
 
 def _unwritable(target: Target, topics: Iterable[str]) -> dict[str, str]:
@@ -564,7 +577,7 @@ class _Attempt:
         headers: list[Any],
         timestamp_ms: int = 0,
     ) -> None:
-        problem = self.knows.problem(topic, len(value or b""), key is not None, timestamp_ms) if self.knows.anything else ""
+        problem = self.knows.problem(topic, value or b"", key is not None, timestamp_ms) if self.knows.anything else ""
         if problem:
             self.refused[half_offset] = problem
             return
@@ -633,16 +646,18 @@ class _Attempt:
         if error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
             self.purged = error  # after a refusal the client empties its queue: who waited in it is innocent
             return
-        what = _Failure(error, message.topic() or "", len(message.value() or b""), message.key() is not None)
+        what = _Failure(error, message.topic() or "", message.value() or b"", message.key() is not None)
         self.failed.update((half_offset, what) for half_offset in company)
         if error.code() not in REFUSALS:
             self.failure = error
 
     def judge(self) -> None:
-        """Who failed alone is refused; who failed in company is tried alone."""
+        """Who failed alone is refused; who failed in company, or was too large and not compressed, is tried alone."""
         self.judged = True
         for half_offset, failure in self.failed.items():
-            if half_offset in self.singly:
+            too_large = failure.error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+            self.knows.packs |= too_large
+            if half_offset in self.singly and (self.owner.packs or not too_large):
                 self.refused[half_offset] = failure.error.str()
                 self.knows.refuse(failure, self.times.get(half_offset, 0))
         self.singly.update(self.failed)

@@ -380,7 +380,7 @@ def test_a_release_that_kafka_refuses_waits_on_a_list_and_the_rest_goes_on(world
     world.cluster.create_topic("small", 1, max_message_bytes="2000")
     refused = {
         "missing": world.prepare(b"missing", "not-yet-there"),
-        "large": world.prepare(b"x" * 5000, "small"),
+        "large": world.prepare(os.urandom(5000), "small"),
         "partition": world.prepare(b"partition", "cases", escrow_partition="7"),
         "own": world.prepare(b"own", world.redo),
         "name": world.prepare(b"name", "a\0b"),
@@ -399,7 +399,7 @@ def test_a_release_that_kafka_refuses_waits_on_a_list_and_the_rest_goes_on(world
 
 
 def test_48_a_discard_that_cannot_be_stored_waits_on_the_list_too(world: KafkaWorld) -> None:
-    place, before = world.prepare(b"z" * 5000, "cases", group="too-large"), undeliverable(world)
+    place, before = world.prepare(os.urandom(5000), "cases", group="too-large"), undeliverable(world)
     set_topic(world, world.discard, "max.message.bytes", "2000")
     with member(world, "too-large"):
         rounds = 0

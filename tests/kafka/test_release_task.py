@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,7 @@ def test_a_directory_that_retention_has_overtaken_is_rebuilt_from_what_is_left(s
 def test_what_kafka_refuses_is_kept_and_tried_again_and_the_rest_goes_out(shard: OneShard) -> None:
     driver = shard.driver()
     fine = [b"fine %d" % number for number in range(30)]
-    places = shard.halves(b"x" * 5000, *fine[:20], b"y" * 6000, *fine[20:])
+    places = shard.halves(os.urandom(5000), *fine[:20], os.urandom(6000), *fine[20:])
     missing, partition = shard.halves(b"m", topic=f"{shard.name}.later"), shard.halves(b"p", escrow_partition="2")
     shard.commit(driver, [*places, *missing, *partition])
     assert shard.bodies() == Counter(fine)
@@ -177,6 +178,18 @@ def test_what_kafka_refuses_is_kept_and_tried_again_and_the_rest_goes_out(shard:
     assert driver.marker.totals["commits"] == 34
 
 
+def test_what_fits_its_topic_only_compressed_is_released_compressed(shard: OneShard) -> None:
+    """A producer that compresses can store a half that is larger than any topic takes as it is."""
+    driver, large = shard.driver(), b"0" * 100_000
+    places = shard.halves(b"first", large, os.urandom(5000), large, b"last")
+    shard.commit(driver, places)
+    assert shard.bodies() == Counter([b"first", large, large, b"last"])
+    assert list(driver.store.undeliverable) == [places[2]]
+    more = shard.halves(large, b"more")
+    shard.commit(driver, more)
+    assert shard.bodies() == Counter([b"first", large, large, b"last", large, b"more"])
+
+
 def test_many_refusals_for_one_reason_cost_few_transactions(shard: OneShard, monkeypatch: pytest.MonkeyPatch) -> None:
     driver, compacted = shard.driver(), f"{shard.name}.compacted"
     shard.cluster.create_topic(compacted, cleanup_policy="compact")
@@ -185,9 +198,9 @@ def test_many_refusals_for_one_reason_cost_few_transactions(shard: OneShard, mon
     fine = shard.halves(*(b"%d" % number for number in range(20)))
     fence, fences = release._fence, itertools.count()
 
-    def counted(task: release.Task) -> Any:
+    def counted(task: release.Task, **more: bool) -> Any:
         next(fences)
-        return fence(task)
+        return fence(task, **more)
 
     monkeypatch.setattr(release, "_fence", counted)
     shard.commit(driver, [place for three in zip(late, keyless, fine, strict=True) for place in three])

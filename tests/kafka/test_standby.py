@@ -98,3 +98,5 @@ def test_the_job_goes_on_when_its_broker_was_away_and_loses_nothing(world: Kafka
         assert time.monotonic() < end, world.jobs[-1].tail()
         time.sleep(0.2)
     assert bodies(world.released(TOPIC)) == {**bodies(before), **bodies_of("de")}
+    told = "".join(job.tail() for job in world.jobs[1:])
+    assert "given it to another driver" not in told, "there was no other one"

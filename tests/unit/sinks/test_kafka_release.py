@@ -120,7 +120,7 @@ def released(kafka: Any, halves: dict[int, Message], monkeypatch: pytest.MonkeyP
     """Bodies that came out, and what was refused why."""
     entries = make_entries(RedoKind.RELEASE, list(halves), 0, -1)
     marker = Marker(sequence=1, now_ms=NOW_MS)
-    monkeypatch.setattr(release, "_fence", lambda _task: (kafka, 0))
+    monkeypatch.setattr(release, "_fence", lambda _task, **_: (kafka, 0))
     monkeypatch.setattr(release._Attempt, "_halves", lambda _self, wanted: {at: halves[at] for at in wanted.tolist()})
     kept: list[dict[int, str]] = []
     batch_records = redo.batch_records
@@ -141,7 +141,10 @@ def half(body: bytes, *, topic: str = "real", key: bytes | None = b"k", at_ms: i
 
 
 BAD = {
-    "too large": (half(b"bad" * 100), lambda m: KafkaError.MSG_SIZE_TOO_LARGE if m.value().startswith(b"badbad") else None),
+    "too large": (
+        half(b"badbad" + bytes(range(256))),
+        lambda m: KafkaError.MSG_SIZE_TOO_LARGE if m.value().startswith(b"badbad") else None,
+    ),
     "too late": (
         half(b"bad", at_ms=NOW_MS * 1000),
         lambda m: KafkaError.INVALID_TIMESTAMP if m.timestamp()[1] > 2 * NOW_MS else None,

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from ingest.kafka.ops import read_op
+from ingest.kafka.ops import headers_of, read_op
+from ingest.kafka.places import HALF_OFFSET_MAX
 from sinks.kafka import contract
 from store.records import HALF, OP, OpKind, Via
 from store.state_table import StateTable
@@ -184,3 +187,53 @@ def test_an_op_counts_for_the_job_where_it_counts_for_the_endpoint(headers, corr
     (piece,) = packed([op(0, *given)]).values()
     assert bool(piece.records["corrupt"][0]) is corrupt
     assert (read_op(SimpleNamespace(headers=lambda: given, value=lambda: b"")) is None) is corrupt
+
+
+WORDS = [
+    "",
+    "COMMIT",
+    "ROLLBACK",
+    "RESUME",
+    "check",
+    "sdk",
+    "orders",
+    "0",
+    "7",
+    "007",
+    "0" * 17 + "7",
+    "0" * 18 + "7",
+    "9" * 18,
+    "-7",
+]
+VALUES = st.one_of(
+    st.none(), st.sampled_from([word.encode() for word in WORDS]), st.binary(max_size=3), st.just(b"x" * 127), st.just(b"x" * 128)
+)
+NAMES = st.sampled_from(
+    ["escrow-op", "escrow-half-offset", "escrow-group", "escrow-via", "escrow-topic", "tr\N{REPLACEMENT CHARACTER}ce"]
+)
+PRESENT = [("escrow-op", b"COMMIT"), ("escrow-half-offset", b"7")]
+
+
+@given(st.lists(st.tuples(NAMES, VALUES), max_size=5), st.booleans())
+@example([("escrow-group", None)], True)
+@example([("escrow-half-offset", b"0" * 17 + b"7"), ("escrow-op", b"COMMIT")], False)
+def test_whatever_the_headers_are_job_and_endpoint_read_the_same(headers: list[Any], present: bool) -> None:
+    given = [*headers, *(PRESENT if present else [])]
+    message = SimpleNamespace(headers=lambda: given, value=lambda: b"")
+    (piece,) = packed([op(0, *given)]).values()
+    (mine,) = piece.records
+    theirs = read_op(message)
+    if mine["corrupt"] or mine["half_offset"] > HALF_OFFSET_MAX:
+        assert theirs is None
+    else:
+        assert theirs is not None
+        group = None if mine["group_no"] < 0 else piece.names[mine["group_no"]]
+        assert (theirs.kind, theirs.half_offset, theirs.via, theirs.group) == (
+            mine["kind"],
+            mine["half_offset"],
+            mine["via"],
+            group,
+        )
+    (piece,) = packed([{"offset": 0, "headers": given}]).values()
+    (half,) = piece.records
+    assert contract.owner_of(headers_of(message)) == ("" if half["corrupt"] else piece.names[half["group_no"]])

@@ -97,7 +97,7 @@ def test_ops_that_wait_are_kept_up_to_a_bound_and_settled_once_and_in_order(of: 
 def standby(monkeypatch):
     """A driver that was opened when there were two shards; those that it has claimed are in `claimed`."""
     made: Any = kafka_service.KafkaJobService.__new__(kafka_service.KafkaJobService)
-    made.settings = SimpleNamespace(kafka_bootstrap_servers="")
+    made.settings = SimpleNamespace(kafka_bootstrap_servers="", kafka_lease_timeout_ms=6000)
     made.topics, made.connection = contract.Topics("half", "op", "redo", "check", "discard", "lease"), None
     made._lease = SimpleNamespace(held=threading.Event(), lost=threading.Event(), elsewhere=threading.Event())
     made._opening, made._ends, made.claimed = threading.Lock(), {}, []
@@ -121,14 +121,17 @@ def test_a_standby_takes_over_the_partitions_that_were_added_while_it_waited(sta
 
 def test_a_driver_that_lost_the_lease_before_it_claimed_anything_says_so_and_ends(standby):
     standby._lease.lost.set()
-    with pytest.raises(JobError, match="another driver is the master"):
+    standby._lease.why_lost = "brokers were away"
+    with pytest.raises(JobError, match="the lease was lost: brokers were away"):
         standby.take_over(timeout_s=5)
     assert standby.claimed == []
 
 
 def test_a_driver_stands_by_as_soon_as_kafka_says_that_another_has_the_lease_and_then_waits_for_it(standby):
+    assert standby.why_waiting() == "Kafka has not said yet who has the lease"
     standby._lease.elsewhere.set()
     assert not standby.take_over(timeout_s=3600)
+    assert standby.why_waiting() == "another driver has the lease, or one had it that ended less than 6 s (kafkaLeaseTimeout) ago"
     threading.Timer(0.5, standby._lease.held.set).start()
     assert standby.take_over()
     assert standby.claimed == [0, 1, 2, 3]
