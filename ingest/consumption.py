@@ -115,11 +115,8 @@ class Consumption:
 
     def _recover(self, consumers: Consumers) -> None:
         """Progress of an earlier life. Where an older log was put in place (a restore), a group cannot have read beyond its end."""
+        consumers.clip(self._store.next_offset)
         for (group_no, queue_key), progress in consumers.progress.items():
-            end = self._store.next_offset.get(queue_key, 0)
-            if progress.offset > end or any(at >= end for at in progress.ahead):
-                progress.offset = min(progress.offset, end)
-                progress.ahead = {at: record for at, record in progress.ahead.items() if at < end}
             self._queues[group_no, queue_key] = GroupQueue(group_no, queue_key, self._settings.look_ahead, progress)
         # Written anew as a whole: whatever of it was not flushed before the process died is durable now.
         if consumers.progress:
@@ -270,7 +267,8 @@ class Consumption:
             queues = await self._queues_of(ask.topic, ask.group, ask.begin)
             hand = self._empty_hand(ask)
             if await self._take(ask.topic, queues, hand):
-                return [delivery(handed, ask.topic) for handed in hand.taken]
+                tag = self._store.lineage.tag
+                return [delivery(handed, ask.topic, tag) for handed in hand.taken]
             left_s = deadline - self._loop.time()
             if left_s <= 0 or self._closing:
                 return []
@@ -439,14 +437,15 @@ class Consumption:
             found = queue.change_visibility(*place, receipt.visible_at_ms, until_ms, now_ms) if queue is not None else None
             if queue is not None and found is not None:
                 records.append(queue.receipt(*place, found))
-            answers.append(None if found is None else str(receipt._replace(visible_at_ms=found)))
+            answers.append(None if found is None else str(receipt._replace(visible_at_ms=found, tag=self._store.lineage.tag)))
         if records:
             await self._ledger.note(records, durable=False)
             self._waiting.wake(topic, group)
         return answers
 
     def _open(self, topic: str, group: str, receipts: Sequence[str]) -> list[tuple[GroupQueue | None, Receipt]]:
-        """Each receipt, and the queue that it speaks of; None where it is of another group or topic."""
+        """Each receipt, and the queue that it speaks of; None where it is of another group or topic, or where a restore has lost
+        what it speaks of."""
         self._check_names(topic, group)
         most = self._settings.max_messages_per_request
         if not 1 <= len(receipts) <= most:
@@ -455,10 +454,13 @@ class Consumption:
             )
         opened = [parse_receipt(text, f"receipts[{number}]") for number, text in enumerate(receipts)]
         group_no, queue_keys = self._store.dictionary.group_no(group), set(self._queue_keys(topic))
+        holds = self._store.lineage.holds
         return [
             (
                 self._queues.get((receipt.group_no, receipt.queue_key))
-                if receipt.group_no == group_no and receipt.queue_key in queue_keys
+                if receipt.group_no == group_no
+                and receipt.queue_key in queue_keys
+                and holds(receipt.tag, receipt.queue_key, receipt.queue_offset)
                 else None,
                 receipt,
             )

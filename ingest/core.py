@@ -155,7 +155,7 @@ class Edge:
         self.store = await loop.run_in_executor(None, self._open_store, progress)  # 1
         try:
             keys, self.notice = load_keys(self.settings.keys_file, self.settings.id_keys)  # 2
-            self._sealer = Sealer(keys, self.store.directory.store_id)
+            self._sealer = Sealer(keys, self.store.directory.store_id, self.store.lineage.half_ends)
             self._open_rest()
         except BaseException:
             self.store.close()

@@ -34,6 +34,7 @@ from store.frames import (
     Message,
     check_name,
 )
+from store.incarnations import Lineage
 from store.records import QUEUE_ID_BITS, topic_of_key
 
 GROUP_MAX_BYTES: Final = NAME_MAX_BYTES - len(DLQ_PREFIX)
@@ -46,9 +47,11 @@ class Letter:
 
     queue_key: int
     queue_offset: int
+    #: Of the store's incarnation.
+    tag: str = ""
 
     def __str__(self) -> str:
-        return f"{topic_of_key(self.queue_key)[1]:x}-{self.queue_offset:x}"
+        return f"{topic_of_key(self.queue_key)[1]:x}-{self.queue_offset:x}" + (f"-{self.tag}" if self.tag else "")
 
 
 def topic_of(group: str) -> str:
@@ -63,12 +66,18 @@ def has_dead_letters(topic: str) -> bool:
     return not topic.startswith(DLQ_PREFIX)
 
 
-def parse_letter(text: str, topic_no: int | None, field: str) -> Letter:
-    queue_id, _, queue_offset = text.partition("-")
+def parse_letter(text: str, topic_no: int | None, field: str, lineage: Lineage) -> Letter:
+    queue_id, _, rest = text.partition("-")
+    queue_offset, _, tag = rest.partition("-")
     try:
-        return Letter((topic_no or 0) << QUEUE_ID_BITS | int(queue_id, 16), int(queue_offset, 16))
+        letter = Letter((topic_no or 0) << QUEUE_ID_BITS | int(queue_id, 16), int(queue_offset, 16), lineage.tag)
     except ValueError:
         raise InvalidRequest(f"{field}: {text[:40]!r} names no dead letter: take the id from the list") from None
+    if not lineage.holds(tag, letter.queue_key, letter.queue_offset):
+        raise InvalidRequest(
+            f"{field}: {text[:40]!r} is from after the backup that this store was restored from: take the id from the list again"
+        )
+    return letter
 
 
 # --- in the committer's thread ---------------------------------------------------------------------------------------------------
@@ -132,7 +141,7 @@ class Letters:
     def page(self, group: str, after: str, max_letters: int) -> tuple[list[DeadLetter], str | None]:
         """Open letters behind `after`, oldest first, and the id to go on behind; None where these are the last."""
         topic_no = self._store.dictionary.topic_no(topic_of(group))
-        behind = parse_letter(after, topic_no, "after") if after else None
+        behind = parse_letter(after, topic_no, "after", self._store.lineage) if after else None
         found: list[DeadLetter] = []
         for queue_key in self._queue_keys(topic_no):
             if behind is not None and queue_key < behind.queue_key:
@@ -170,7 +179,7 @@ class Letters:
                     continue
                 frame = self._tail.frame(queue_key, commit_log_offset, size_bytes)
                 if frame is not None and len(found) < count:
-                    found.append(dead_letter(str(Letter(queue_key, queue_offset)), frame))
+                    found.append(dead_letter(str(Letter(queue_key, queue_offset, self._store.lineage.tag)), frame))
             first += len(entries)
 
     def _queue(self, group: str, queue_key: int) -> GroupQueue | None:
@@ -183,7 +192,7 @@ class Letters:
         keys = set(self._queue_keys(topic_no))
         found: dict[Letter, DeadLetter] = {}
         for number, id in enumerate(ids):
-            letter = parse_letter(id, topic_no, f"ids[{number}]")
+            letter = parse_letter(id, topic_no, f"ids[{number}]", self._store.lineage)
             queue = self._queue(group, letter.queue_key)
             begin, end = self._tail.extent(letter.queue_key) if letter.queue_key in keys else (0, 0)
             if not begin <= letter.queue_offset < end or (queue is not None and queue.is_done(letter.queue_offset)):

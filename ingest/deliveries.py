@@ -1,8 +1,9 @@
 """What a consumer is given, and the words it is given in: deliveries, receipts, dead letters, tag filters.
 
-A receipt is `group_no-queue_key-queue_offset-attempt-visible_at_ms`, in hexadecimal digits. It counts as long as it is the last one
-of its entry: a later hand-out or another visibility time makes it stale. It is made of what the journal keeps, so it is good after
-a restart too. It is no secret: whoever may consume for a group may forge its receipts, and harms only that group.
+A receipt is `group_no-queue_key-queue_offset-attempt-visible_at_ms`, in hexadecimal digits; in a restored store `-` and the tag of
+its incarnation follow. It counts as long as it is the last one of its entry: a later hand-out or another visibility time makes it
+stale. It is made of what the journal keeps, so it is good after a restart too, and after a restore if the backup holds its message.
+It is no secret: whoever may consume for a group may forge its receipts, and harms only that group.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from store.records import topic_of_key
 #: Told in fields of their own, or nobody's business but Escrow's.
 _HIDDEN: Final = OWN_PROPERTIES | {KEYS, TAGS}
 _ALL: Final = TagFilter()
-_RECEIPT: Final = re.compile("-".join(["([0-9a-f]{1,16})"] * 5), re.ASCII)
+_RECEIPT: Final = re.compile("-".join(["([0-9a-f]{1,16})"] * 5) + "(?:-([0-9a-f]{8}))?", re.ASCII)
 
 
 def shown_properties(properties: Mapping[str, str]) -> dict[str, str]:
@@ -45,16 +46,18 @@ class Receipt(NamedTuple):
     queue_offset: int
     attempt: int
     visible_at_ms: int
+    tag: str = ""
 
     def __str__(self) -> str:
-        return f"{self[0]:x}-{self[1]:x}-{self[2]:x}-{self[3]:x}-{self[4]:x}"
+        return f"{self[0]:x}-{self[1]:x}-{self[2]:x}-{self[3]:x}-{self[4]:x}" + (f"-{self.tag}" if self.tag else "")
 
 
 def parse_receipt(text: str, field_name: str) -> Receipt:
     found = _RECEIPT.fullmatch(text)
     if found is None:
         raise InvalidRequest(f"{field_name}: {text[:40]!r} is no receipt: send back what came with the message")
-    return Receipt(*[int(part, 16) for part in found.groups()])
+    group_no, queue_key, queue_offset, attempt, visible_at_ms = (int(part, 16) for part in found.groups()[:5])
+    return Receipt(group_no, queue_key, queue_offset, attempt, visible_at_ms, found[6] or "")
 
 
 def parse_tags(text: str) -> TagFilter:
@@ -117,9 +120,10 @@ class Delivery(_Content):
         return self.frame.queue_offset if self.frame.kind == FrameKind.HALF else -1
 
 
-def delivery(handed: Handed, topic: str) -> Delivery:
+def delivery(handed: Handed, topic: str, tag: str) -> Delivery:
+    """`tag`: of the store's incarnation."""
     queue = handed.queue
-    receipt = Receipt(queue.group_no, queue.queue_key, handed.queue_offset, handed.attempts, handed.visible_at_ms)
+    receipt = Receipt(queue.group_no, queue.queue_key, handed.queue_offset, handed.attempts, handed.visible_at_ms, tag)
     queue_id = topic_of_key(queue.queue_key)[1]
     return Delivery(str(receipt), topic, queue_id, handed.queue_offset, handed.attempts, handed.frame, handed)
 

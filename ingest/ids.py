@@ -3,7 +3,7 @@
 id = base64url without padding of 43 bytes
       0  u8   version        3
       1  4s   key id         first 4 bytes of SHA-256 of the key: tells which key sealed it
-      5  8s   store id       format.json's store_id
+      5  8s   store id       format.json's store_id; each restore gives the store another
      13  u16  shard          0 in an embedded store
      15  i64  half_offset
      23  i32  group_no
@@ -27,8 +27,9 @@ import secrets
 import struct
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple, final, overload
 
 import numpy as np
@@ -61,6 +62,9 @@ MANY: Final = 8
 _NOT_OURS: Final = f"id: not an id of ours ({ID_CHARACTERS} letters, digits, - and _); use it exactly as it was answered"
 
 BACK_UP: Final = "back it up: without it no producer can end a transaction whose id it sealed"
+
+
+NO_ANCESTORS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class Place(NamedTuple):
@@ -103,10 +107,12 @@ class Sealed(Sequence[tuple[str, int]]):
 class Sealer:
     """Seals and opens ids of one store. The first key seals, every key opens."""
 
-    def __init__(self, keys: Sequence[bytes], store_id: str) -> None:
+    def __init__(self, keys: Sequence[bytes], store_id: str, ancestors: Mapping[str, int] = NO_ANCESTORS) -> None:
+        """`ancestors`: ids of the stores that this one was restored from count for halves before these."""
         if not keys:
             raise KeysUnusable("there is no key to seal ids with")
         self._store = bytes.fromhex(store_id)
+        self._ancestors = {bytes.fromhex(ancestor): half_end for ancestor, half_end in ancestors.items()}
         if len(self._store) != 8:
             raise KeysUnusable(f"store id {store_id!r} has not 16 hexadecimal digits")
         #: The key is mixed in once; each seal goes on from a copy.
@@ -182,12 +188,15 @@ class Sealer:
         # takes as long for every id that is not good.
         seals = _seals(self._keyed.get(key, self._keyed[self._key_id]), content, half_offset // SEALS)
         good = hmac.compare_digest(_text(content, seals, half_offset), given)
-        if store != self._store:
+        half_end = self._ancestors.get(store)
+        if store != self._store and half_end is None:
             raise BadId("id: of another store; ends go to the store that took the half")
         if key not in self._keyed:
             raise BadId("id: sealed with a key that is not here; was the key file replaced? Put the old key back as a further line")
         if not good:
             raise BadId("id: its seal is broken; use the id exactly as it was answered")
+        if half_end is not None and half_offset >= half_end:
+            raise BadId("id: issued after the backup that this store was restored from; its half is lost: send the message again")
         return Place(shard, half_offset, group_no)
 
 

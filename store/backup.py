@@ -25,10 +25,11 @@ import numpy as np
 from store import disk
 from store.consumers import Consumers
 from store.dedup import EVERY_KEY_S
-from store.directory import FORMAT_FILE, StoreDirectory
+from store.directory import FORMAT_FILE, StoreDirectory, write_format
 from store.edge import EdgeStore
 from store.edge_recovery import CHECKPOINT, settled_ends
 from store.errors import Corrupt, StoreUnusable
+from store.incarnations import INCARNATIONS, Lineage
 from store.job import CHECKPOINT as JOB_CHECKPOINT
 from store.job import JobStore
 from store.manifest import MANIFEST, CopiedFile, Manifest
@@ -57,7 +58,7 @@ def backup(path: Path, dest: Path, progress: Progress = no_progress) -> dict[str
     noted = _Noted(directory)
     copier.segments(directory.commit_log, directory.geometry.commit_log_segment_bytes, noted.copied_end)
     # 4
-    for name in ("dictionary", "audit", FORMAT_FILE):
+    for name in ("dictionary", "audit", INCARNATIONS, FORMAT_FILE):
         copier.file(path / name, None)
     manifest = Manifest(
         directory.store_id, directory.geometry, noted.log_end, sorted(noted.positions.items()), files, noted.half_end,
@@ -94,7 +95,9 @@ class _Noted:
 
 
 def restore(source: Path, path: Path, progress: Progress = no_progress) -> dict[str, Any]:
-    """Make a store from a backup in a new or empty directory: check, copy, recover, rebuild what is derived."""
+    """Make a store from a backup in a new or empty directory: check, copy, recover, rebuild what is derived.
+
+    It is a new incarnation (see `incarnations.py`): numbers behind the backup are given again, ids are not."""
     manifest = Manifest.read(source)
     _check_format(source, manifest)
     _require_empty(path)
@@ -104,14 +107,16 @@ def restore(source: Path, path: Path, progress: Progress = no_progress) -> dict[
         if each.name != FORMAT_FILE:
             copier.checked(each)
     _note_ends(path, manifest)
+    lineage = Lineage.read(path, manifest.store_id).restored(path)
     # It makes the directory a store: last, so that an interrupted restore is none.
-    copier.checked(next(each for each in manifest.files if each.name == FORMAT_FILE))
+    write_format(path, lineage.store_id, manifest.geometry)
     # How long dedup keys count is a setting of the edge, which is not known here: none may be taken for an old one and go.
     with EdgeStore(path, dedup_window_s=EVERY_KEY_S, progress=progress) as edge, JobStore(path, progress=progress) as job:
         # Only now: rows before it are no longer made, but messages may lie there that can still be read.
         edge.half_begin = max(edge.half_begin, manifest.half_begin)
         _clip_consumers(path, edge.next_offset)
         return {
+            "store_id": edge.directory.store_id,
             "halves": edge.half_end,
             "ops": edge.op_end,
             "pending": job.marker.pending,
@@ -150,14 +155,7 @@ def _clip_consumers(path: Path, places: dict[int, int]) -> None:
     """Earlier releases copied consumers behind the log: a group that had read beyond it would pass over what comes there now."""
     consumers = Consumers(path / "consumers", writable=True)
     try:
-        clipped = False
-        for (_, queue_key), progress in consumers.progress.items():
-            end = places.get(queue_key, 0)
-            if progress.offset > end or any(at >= end for at in progress.ahead):
-                progress.offset = min(progress.offset, end)
-                progress.ahead = {at: kept for at, kept in progress.ahead.items() if at < end}
-                clipped = True
-        if clipped:
+        if consumers.clip(places):
             consumers.compact()
     finally:
         consumers.close()

@@ -18,7 +18,7 @@ force, it is written anew with these.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -127,6 +127,17 @@ class Consumers:
             kept.append(ConsumerRecord(ConsumerKind.OFFSET, group_no, queue_key, progress.offset))
             kept += [progress.ahead[at] for at in sorted(progress.ahead)]
         return kept
+
+    def clip(self, ends: Mapping[int, int]) -> bool:
+        """No group has read beyond the end of a queue (by queue key). Whether one had, in memory: `compact` writes it."""
+        clipped = False
+        for (_, queue_key), progress in self.progress.items():
+            end = ends.get(queue_key, 0)
+            if progress.offset > end or any(at >= end for at in progress.ahead):
+                progress.offset = min(progress.offset, end)
+                progress.ahead = {at: record for at, record in progress.ahead.items() if at < end}
+                clipped = True
+        return clipped
 
     def compact(self) -> None:
         kept = self.in_force()

@@ -5,6 +5,7 @@
     edge.published  job.published  see published.py
     edge.checkpoint  job.checkpoint  see edge.py, job.py
     dictionary  consumers  audit journals
+    incarnations                 see incarnations.py; only in a restored store
     presence  checks.cursor  dedup/
     commitlog/                   see commit_log.py
     half/0/  op/0/               queues over it
@@ -22,7 +23,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import secrets
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from typing import Any, Final
 
 from store import disk
 from store.errors import Corrupt, FormatTooNew, GeometryMismatch, NotAStore, StoreLocked, StoreUnusable
+from store.incarnations import new_store_id
 from store.records import ENTRY, ROW
 
 FORMAT_VERSION: Final = 1
@@ -116,10 +117,7 @@ class StoreDirectory:
             strangers = sorted(set(os.listdir(self.root)) - _TOLERATED - {"make.lock", FORMAT_FILE + disk.TEMPORARY_SUFFIX})
             if strangers:
                 raise NotAStore(f"{self.root}: is not empty ({strangers[0]}, …) and no Escrow store; choose an empty directory")
-            made = {"escrow_format": FORMAT_VERSION, "store_id": secrets.token_hex(8), "geometry": asdict(geometry)}
-            made["crc"] = format_crc(made)
-            disk.replace_file(self.root / FORMAT_FILE, json.dumps(made, indent=2).encode() + b"\n", "format")
-            return made
+            return write_format(self.root, new_store_id(), geometry)
 
     def _mismatch(self, asked: Geometry) -> str:
         mine, theirs = asdict(self.geometry), asdict(asked)
@@ -161,6 +159,14 @@ class StoreDirectory:
 
     def switch_generation(self, number: int) -> None:
         disk.replace_file(self.transaction / "CURRENT", self.generation(number).name.encode() + b"\n", "current")
+
+
+def write_format(root: Path, store_id: str, geometry: Geometry) -> dict[str, Any]:
+    """Make a directory a store, in one step."""
+    made: dict[str, Any] = {"escrow_format": FORMAT_VERSION, "store_id": store_id, "geometry": asdict(geometry)}
+    made["crc"] = format_crc(made)
+    disk.replace_file(root / FORMAT_FILE, json.dumps(made, indent=2).encode() + b"\n", "format")
+    return made
 
 
 def format_crc(found: dict[str, Any]) -> str:

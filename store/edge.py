@@ -48,6 +48,7 @@ from store.errors import (
     StoreUnusable,
 )
 from store.frames import ALIKE_MIN, AlikeMessages, Frame, FrameKind, Message, Op
+from store.incarnations import Lineage
 from store.pending import PendingByGroup
 from store.progress import Progress, no_progress
 from store.published import EDGE_MAGIC, JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
@@ -176,6 +177,8 @@ class EdgeStore:
         self.ended: Counter[OpKind] = Counter()
         self._checkpointed = 0
         self.recovery = recover(self, progress)
+        #: Which stores this one descends from, and what of them it holds.
+        self.lineage = Lineage.read(root, self.directory.store_id).settled(root, self.half_end, self.next_offset)
         self._commit.flushed = self.log.end
         self.page[EdgeSlot.LOG_BEGIN], self.page[EdgeSlot.OP_BEGIN] = self.log.file.begin, self.op_queue.begin
         self._publish((self.log.end, self.half_end, self.op_end))

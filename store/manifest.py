@@ -21,12 +21,13 @@ from typing import Any, Final, NamedTuple
 from store import disk
 from store.directory import FORMAT_FILE, FORMAT_VERSION, REDO_TOPIC, Geometry
 from store.errors import Corrupt, FormatTooNew, NotAStore
+from store.incarnations import INCARNATIONS
 from store.segments import NAME_DIGITS
 
 MANIFEST: Final = "backup.json"
 BACKUP_FORMAT: Final = 1
 #: Files that are copied whole. Each may be missing but the first.
-SINGLE_FILES: Final = (FORMAT_FILE, "dictionary", "consumers", "audit", "job.checkpoint", "incarnations")
+SINGLE_FILES: Final = (FORMAT_FILE, "dictionary", "consumers", "audit", "job.checkpoint", INCARNATIONS)
 LOG_DIRECTORY: Final = "commitlog"
 REDO_DIRECTORY: Final = f"transaction/redolog/{REDO_TOPIC}/0"
 _NUMBER_MAX: Final = (1 << 63) - 1

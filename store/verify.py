@@ -30,6 +30,7 @@ from typing import Final
 
 from store.directory import FORMAT_FILE, StoreDirectory, format_crc
 from store.errors import Corrupt
+from store.incarnations import INCARNATIONS
 from store.verify_edge import EdgeSide
 from store.verify_files import Findings, Problem, Report, check_names
 from store.verify_job import JobSide
@@ -42,7 +43,7 @@ ROOT_NAMES: Final = (
     FORMAT_FILE,
     *("make.lock", "edge.lock", "job.lock"),
     *("edge.published", "job.published", "edge.checkpoint", "job.checkpoint", "edge.cursors", "job.round"),
-    *("dictionary", "consumers", "audit", "presence", "dedup"),
+    *("dictionary", "consumers", "audit", "presence", "dedup", INCARNATIONS),
     *(JOB_WAKE, EDGE_WAKE),
     *("commitlog", "half", "op", "ends", "transaction", "lost+found"),
 )

@@ -18,6 +18,7 @@ from store.dedup import SLOT, SLOT_DTYPE, digest_of
 from store.directory import StoreDirectory
 from store.errors import Corrupt
 from store.frames import HALF_HEAD
+from store.incarnations import INCARNATIONS, Lineage
 from store.presence import SEGMENT_BYTES as PRESENCE_SEGMENT_BYTES
 from store.records import ENTRY
 from store.segments import NAME_DIGITS
@@ -39,6 +40,22 @@ def check_small_files(directory: StoreDirectory, edge: EdgeSide, job: JobSide, f
     _check_presence(root / "presence", edge, findings)
     _check_dedup(root / "dedup", edge, findings, quick)
     _check_round(root / "job.round", findings)
+    _check_lineage(directory, edge, findings)
+
+
+def _check_lineage(directory: StoreDirectory, edge: EdgeSide, findings: Findings) -> None:
+    path = directory.root / INCARNATIONS
+    try:
+        lineage = Lineage.read(directory.root, directory.store_id)
+    except Corrupt as error:
+        findings.add(path, error.offset, error.reason)
+        return
+    ids = [each.store_id for each in lineage.ancestors]
+    cuts = [each.half_end for each in lineage.ancestors if each.half_end is not None]
+    if len({*ids, directory.store_id}) != len(ids) + 1:
+        findings.add(path, 0, "a store is its own ancestor")
+    if sorted(cuts) != cuts or any(not 0 <= cut <= edge.half_end for cut in cuts):
+        findings.add(path, 0, f"the ancestors' halves end at {cuts}, this store's at {edge.half_end}")
 
 
 def _check_round(path: Path, findings: Findings) -> None:

@@ -237,7 +237,9 @@ def _add_restore(tools: Subparsers) -> None:
         run_restore,
         summary="bring a backup back",
         teaches="Copies BACKUP to DIR, which must not exist yet or be empty: restore never overwrites data.\n"
-        "What was acknowledged after the backup began may be missing from it.",
+        "What was acknowledged after the backup began may be missing from it: ids that were issued since\n"
+        "then are refused with that reason, and their messages have to be sent again. Ids from before\n"
+        "the backup go on counting, with the same key file. The store gets a new store id.",
     )
     parser.add_argument("backup", metavar="BACKUP", type=Path, help="a directory that `escrow store backup` wrote")
     _add_directory(parser)

@@ -41,7 +41,7 @@ def test_a_copy_of_a_running_store_goes_on_where_it_was_made(service, tmp_path):
     assert (found["halves"], found["pending"]) == (80, 44)
     with Service(tmp_path / "restored") as restored:
         restored.now_ms = service.now_ms
-        assert restored.edge.directory.store_id == service.edge.directory.store_id
+        assert restored.edge.directory.store_id == found["store_id"] != service.edge.directory.store_id
         restored.settle()
         assert len(restored.consume()) == 32
         assert restored.consume()[:5] == service.consume()[:5]
