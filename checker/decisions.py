@@ -62,7 +62,8 @@ class Tick:
     round_no: int
     round_start_ms: int
     ops_caught_up: bool  # the op cursor has reached the op end seen at the tick
-    discards_allowed: bool = True  # False while wall time has left monotonic time
+    discards_allowed: bool = True  # False while the clock is not believed
+    leapt_s: int = 0  # so much of now_ms was a leap of the clock: no age to hold against retention
 
     @property
     def now_s(self) -> int:
@@ -246,7 +247,7 @@ def _decide_unbounded(words: Array, stored_at_s: Ints, is_live: Bools, this: _Ro
     if not policy.checks_enabled:
         code[:] = Decision.WAIT
     may_discard = ~(asked_before & (distance < 2)) & np.bool_(tick.discards_allowed)
-    _overrule(code, age_s > policy.retention_s, may_discard, Decision.DISCARD_EXPIRED)  # rule 3
+    _overrule(code, age_s - tick.leapt_s > policy.retention_s, may_discard, Decision.DISCARD_EXPIRED)  # rule 3
     if policy.checks_enabled:
         _overrule(code, count >= np.uint32(policy.check_count_max), may_discard, Decision.DISCARD_MAX)  # rule 2
     return code

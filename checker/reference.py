@@ -54,7 +54,7 @@ def decide_one(row: PendingRow, policy: Policy, live_groups: Set[int], tick: Tic
     if policy.checks_enabled and count >= policy.check_count_max:
         return Decision.DISCARD_MAX if may_discard else Decision.WAIT
     # 3  Older than retention: discard, with checks disabled too, because the disk must stay bounded.
-    if age_s > policy.retention_s:
+    if age_s - tick.leapt_s > policy.retention_s:
         return Decision.DISCARD_EXPIRED if may_discard else Decision.WAIT
     # -  Checks disabled: nobody is asked.
     if not policy.checks_enabled:

@@ -156,7 +156,14 @@ class JobMetrics:
         self.held = Gauge("escrow_checks_held", "Due halves of the last round whose group has no live member", registry=registry)
         self.proposals = Counter("escrow_discard_proposals", "Discards proposed to the edge", ["reason"], registry=registry)
         self.discards = Counter("escrow_discards", "Halves moved to the discard topic", ["reason"], registry=registry)
-        self.clock_alert = Gauge("escrow_clock_alert", "1 = the wall clock jumped and discards are stopped", registry=registry)
+        self.clock_alert = Gauge(
+            "escrow_clock_alert", "1 = the wall clock jumped: nothing is discarded or deleted", registry=registry
+        )
+        self.clock_held = Gauge(
+            "escrow_clock_held_seconds", "Until discards and retention go on after a start of the machine",
+            registry=registry,
+        )  # fmt: skip
+        self.clock_drift = Gauge("escrow_clock_drift_seconds", "Wall clock minus the time that counts here", registry=registry)
 
     def _batches(self, registry: CollectorRegistry) -> None:
         self.phase_s = Histogram("escrow_batch_phase_seconds", "Phases of a batch", ["phase"], buckets=_BATCH_S, registry=registry)

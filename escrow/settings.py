@@ -512,8 +512,14 @@ class Settings:
     )
     spark_ui_port: int = _key("sparkUiPort", "count", "0", "Port of Spark's own pages; 0 = they are off.", **_PORT)
     clock_drift_max_ms: int = _key(
-        "clockDriftMax", "duration", '"60s"', "Discards stop when wall time leaves monotonic time by more than this.",
+        "clockDriftMax", "duration", '"60s"',
+        "Nothing is discarded or deleted while the wall clock differs by more than this from the time that elapsed.",
         least=1_000, most=_DAY_MS,
+    )  # fmt: skip
+    clock_grace_ms: int = _key(
+        "clockGrace", "duration", '"1h"',
+        "Nothing is discarded or deleted for this long after a start of the machine: time for its clock to be set right.",
+        least=0, most=30 * _DAY_MS,
     )  # fmt: skip
 
     _begin("Kafka mode (docs/kafka.md). Two Escrows on one cluster need topics, groups and transactional ids of their own.")
@@ -692,6 +698,14 @@ class Settings:
             "checks_enabled": self.checks_enabled,
             "standby": self.standby,
             "outstanding_per_group_max": self.outstanding_per_group_max,
+        }
+
+    def clock_values(self) -> dict[str, int]:
+        """Arguments of store.clock.Rules."""
+        return {
+            "drift_max_ms": self.clock_drift_max_ms,
+            "grace_ms": self.clock_grace_ms,
+            "horizon_ms": max(self.retention_ms, self.dedup_window_ms),
         }
 
     def kafka_values(self) -> dict[str, str]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from escrow.clock import this_boot
 from escrow.settings import Settings
 from ingest.committer import Committer
 from ingest.dead_letters import Letter, Letters, append_again, bury, has_dead_letters, topic_of
@@ -29,7 +30,7 @@ from ingest.deliveries import DeadLetter, Delivery, Receipt, delivery, parse_rec
 from ingest.errors import EdgeError, InvalidRequest
 from ingest.group_queue import ATTEMPTS_MAX, GroupQueue, Hand, Handed, TagFilter
 from ingest.ledger import Ledger
-from ingest.settled import Settled, this_boot
+from ingest.settled import Settled
 from ingest.starts import EARLIEST, LATEST, offsets_at, parse_start
 from ingest.tail import Tail
 from ingest.waiting import Waiting

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 STEP_S: Final = 2.0
 POINTS: Final = 300
 _COUNTED: Final = ("halves", "commits", "rollbacks", "checks")
-#: The job writes it into the data directory (`streaming.clock`) when the wall clock jumped.
+#: The job writes it into the data directory (`store.guarded_clock`) when the wall clock jumped.
 CLOCK_ALERT: Final = "clock.alert"
 #: A disk with less is not well.
 DISK_FREE_MIN_BYTES: Final = 1 << 30
@@ -130,7 +130,7 @@ class Overview:
 
     def _clock_part(self) -> dict[str, Any]:
         alert = self._clock_alert()
-        text = "the wall clock jumped: discards are stopped until escrow clock confirm" if alert else "steady"
+        text = "the wall clock jumped: nothing is discarded or deleted; see escrow clock" if alert else "steady"
         return _part("clock", not alert, text)
 
     async def groups(self) -> list[dict[str, Any]]:

@@ -8,8 +8,6 @@ settled until the job has given a sign of life; `edge.cursors` remembers the boo
 
 from __future__ import annotations
 
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -23,20 +21,11 @@ from store.published import JobSlot, PublishedPage
 from store.reader import TopicReader, topic_queue_name
 from store.records import State, state_of, topic_of_key
 
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _NOTHING: Final = (0, 0)
 _DISCARDED: Final = (int(State.DISCARDED_MAX), int(State.DISCARDED_EXPIRED))
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-
-
-def this_boot() -> int:
-    """A number for the time since the machine was started; 0 where the system does not tell."""
-    try:
-        return int.from_bytes(blake2b(_BOOT_ID.read_bytes(), digest_size=8).digest(), "little") >> 1 or 1
-    except OSError:
-        return 0
 
 
 class Settled:

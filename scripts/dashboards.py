@@ -101,7 +101,7 @@ TRANSACTIONS: Final = Board(
                  f"sum(increase(escrow_discards_total{{{I}}}[1h]))", [(GREEN, None), (RED, 1)]),
             stat("Conflicts, 1 h", "Ends that said the opposite of what their transaction had become, within the last hour.", "short",
                  f'sum(increase(escrow_ends_total{{{I}, verdict="conflict"}}[1h]))', [(GREEN, None), (RED, 1)]),
-            stat("Clock", "Whether discards are stopped because the wall clock jumped.", "short", f"max(escrow_clock_alert{{{I}}})",
+            stat("Clock", "Whether discards and retention are stopped because the wall clock jumped.", "short", f"max(escrow_clock_alert{{{I}}})",
                  [(GREEN, None), (RED, 1)], maps={"0": ("trusted", GREEN), "1": ("jumped", RED)}),
         ]),
         Row("Flow", [

@@ -428,13 +428,14 @@ class JobStore:
         self._queues.flush()
         self.catalogue.file.flush()
 
-    def retain(self, now_ms: int, retention_ms: int) -> dict[str, int]:
-        """Delete this side's files that nobody needs, and publish how far the edge may delete its own (see retention.py)."""
+    def retain(self, now_ms: int, retention_ms: int, leapt_ms: int = 0) -> dict[str, int]:
+        """Delete this side's files that nobody needs, and publish how far the edge may delete its own (see retention.py).
+        `leapt_ms`: by how much the clock leapt within the last retention_ms."""
         # Rows go one cycle after their ids: the edge has said that it accepts no more ops about halves before HALF_BEGIN (it may
         # have accepted a resume after this side last looked), and all that it accepted before is settled.
         half_begin, (_, op_end) = self.log.page[EdgeSlot.HALF_BEGIN], self.log.ends()
         before = self.ledger.low_water
-        low = self.ledger.advance(self, now_ms, retention_ms)
+        low = self.ledger.advance(self, now_ms, retention_ms, leapt_ms)
         if self.ledger.low_water != before:
             self.checkpoint()  # a begin that no mark accounts for is damage
         # Before the checkpoint, which makes the begins durable and notes them: files go only behind a begin that stays.

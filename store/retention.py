@@ -12,7 +12,8 @@ older than fileReservedTime. Its id is then `gone`. (The file itself stays until
 
 The ledger keeps the newest touch of each segment and state file, in the job's checkpoint; a replay touches the same again.
 After a rebuild from the redo log
-touches are those of the replayed batches. Times err on the late side: a file may stay longer, never shorter.
+touches are those of the replayed batches. Times err on the late side: a file may stay longer, never shorter. A touch that lies
+ahead of now (the clock was put back since) becomes one of now: a file stays for fileReservedTime from here, not from there.
 """
 
 from __future__ import annotations
@@ -84,10 +85,17 @@ class Ledger:
                 for number in range(low // segment, high // segment + 1):
                     self.log_touch[number] = max(self.log_touch.get(number, 0), after.now_ms)
 
-    def advance(self, job: JobStore, now_ms: int, retention_ms: int) -> int:
+    def not_ahead_of(self, now_ms: int) -> None:
+        """No touch can be later than now."""
+        for touches in (self.log_touch, self.state_touch):
+            for number in [number for number, at_ms in touches.items() if at_ms > now_ms]:
+                touches[number] = now_ms
+
+    def advance(self, job: JobStore, now_ms: int, retention_ms: int, leapt_ms: int = 0) -> int:
         """Work out the low-water marks as the rules say now. They may go back: a discarded half that was resumed counts anew.
-        Returns the first row that must stay."""
-        oldest = now_ms - retention_ms
+        Returns the first row that must stay. `leapt_ms`: by how much the clock leapt within retention_ms; that is no age."""
+        self.not_ahead_of(now_ms)
+        oldest = now_ms - leapt_ms - retention_ms
         self.log_low_water = self._log_low(job, oldest)
         self.half_low_water = max(self._half_low(job, oldest), self._first_framed(job))
         queue = job.log.op_queue

@@ -241,14 +241,16 @@ class ShardStore:
         disk.write_json(self.root / CHECKPOINT, state, CHECKPOINT)
         self._unflushed = 0
 
-    def retain(self, now_ms: int, retention_ms: int) -> int:
+    def retain(self, now_ms: int, retention_ms: int, leapt_ms: int = 0) -> int:
         """Remove state files from the front that are full, hold nothing pending or undeliverable, and were not touched for long."""
+        self.ledger.not_ahead_of(now_ms)
         kept = min(self.undeliverable, default=1 << 62) // self._rows_per_file
         keep = self.table.begin
         for file_no in self.table.file_numbers():
             touched_ms = self.ledger.state_touch.get(file_no, now_ms)
             whole = (file_no + 1) * self._rows_per_file <= self.marker.half_cursor
-            if not whole or self.table.pending_by_file.get(file_no) or file_no >= kept or now_ms - touched_ms <= retention_ms:
+            age_ms = now_ms - leapt_ms - touched_ms
+            if not whole or self.table.pending_by_file.get(file_no) or file_no >= kept or age_ms <= retention_ms:
                 break
             keep = (file_no + 1) * self._rows_per_file
         removed = self.table.remove_before(keep)

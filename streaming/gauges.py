@@ -14,11 +14,11 @@ import numpy as np
 from checker.decisions import Decision
 from checker.matcher import Effect
 from escrow.metrics import BulkHistogram, JobMetrics, KafkaMetrics
+from store.guarded_clock import GuardedClock
 from store.job import JobStore
 from store.records import STATE_MASK, State
 from store.redo_log import TOTALS, Marker, RedoLog
 from store.shard import ShardStore
-from streaming.clock import Clock, ClockGuard
 from streaming.settle import Feed, Settled
 
 if TYPE_CHECKING:  # needs confluent-kafka
@@ -92,11 +92,13 @@ def count_decisions(metrics: JobMetrics, decided: Mapping[Decision, int]) -> Non
     metrics.count_all(metrics.proposals, "reason", {reason: decided.get(decision, 0) for decision, reason in _PROPOSALS.items()})
 
 
-def watch_store(metrics: JobMetrics, store: JobStore, guard: ClockGuard, clock: Clock) -> None:
+def watch_store(metrics: JobMetrics, store: JobStore, clock: GuardedClock) -> None:
     """Tie the gauges to the store. They are read by the metrics server's thread: values that are replaced whole, never parts."""
     metrics.watch(metrics.pending, lambda: store.marker.pending)
     metrics.watch(metrics.oldest_pending, lambda: oldest_pending_s(store, clock.now_ms()))
-    metrics.watch(metrics.clock_alert, lambda: float(guard.alert))
+    metrics.watch(metrics.clock_alert, lambda: float(clock.alert))
+    metrics.watch(metrics.clock_held, lambda: clock.held_s)
+    metrics.watch(metrics.clock_drift, lambda: clock.drift_s)
     metrics.watch(metrics.behind, lambda: store.log.ends()[0] - store.marker.half_cursor, queue="half")
     metrics.watch(metrics.behind, lambda: store.log.ends()[1] - store.marker.op_cursor, queue="op")
     for name in TOTALS:
@@ -110,13 +112,15 @@ def watch_store(metrics: JobMetrics, store: JobStore, guard: ClockGuard, clock: 
         metrics.watch(metrics.store_bytes, partial(sizes.of, part), part=part)
 
 
-def watch_shards(metrics: JobMetrics, shards: Callable[[], list[Shard]], guard: ClockGuard, clock: Clock) -> None:
+def watch_shards(metrics: JobMetrics, shards: Callable[[], list[Shard]], clock: GuardedClock) -> None:
     """The same for the shards of Kafka mode, together."""
     metrics.watch(metrics.pending, lambda: sum(shard.marker.pending for shard in shards()))
     metrics.watch(
         metrics.oldest_pending, lambda: max((oldest_pending_s(shard.store, clock.now_ms()) for shard in shards()), default=0.0)
     )
-    metrics.watch(metrics.clock_alert, lambda: float(guard.alert))
+    metrics.watch(metrics.clock_alert, lambda: float(clock.alert))
+    metrics.watch(metrics.clock_held, lambda: clock.held_s)
+    metrics.watch(metrics.clock_drift, lambda: clock.drift_s)
     for name in TOTALS:
         metrics.totals.watch(name, partial(_total_of_all, shards, name))
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 AnyService = Union[JobService, "KafkaJobService"]
 LOOK_S: Final = 0.5
+CLOCK_JUMPED: Final = "the wall clock jumped: nothing is discarded or deleted; see escrow clock"
 SPARK_STOP_S: Final = 1.0
 #: Without the lease after this long a driver is a standby, and says so; sooner where Kafka has told it that another has it.
 STANDBY_AFTER_S: Final = 15.0
@@ -157,9 +158,9 @@ def _start(service: AnyService, spark: SparkSession, run: Path) -> None:
 def _watch(service: AnyService, spark: SparkSession, signals: _Signals) -> str | None:
     jvm, alerted = _jvm(spark), False
     while not signals.asked.wait(LOOK_S):
-        if service.guard.alert != alerted:
-            alerted = service.guard.alert
-            _notice("the wall clock jumped: discards are stopped; see escrow clock" if alerted else "the clock is confirmed")
+        if service.clock.alert != alerted:
+            alerted = service.clock.alert
+            _notice(CLOCK_JUMPED if alerted else "the clock alert is over: discards and retention go on")
         try:
             failure = service.failure()
         except (Py4JError, OSError) as error:

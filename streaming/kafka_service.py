@@ -39,15 +39,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from checker.policy import Policy
+from escrow.clock import Clock, SystemClock, this_boot
 from escrow.metrics import JobMetrics, KafkaMetrics
 from escrow.settings import Settings
 from sinks.kafka import clients, contract, redo, release
+from store.clock import Rules
 from store.columns import how_many_fit
 from store.errors import CursorBeyondLog
+from store.guarded_clock import GuardedClock
 from store.records import HALF, OP, OpKind
 from store.shard import ShardStore, Undeliverable
 from store.state_table import StateTable
-from streaming.clock import Clock, ClockGuard, SystemClock
 from streaming.errors import JobError, JobStopped
 from streaming.gauges import count_decisions, count_settled, watch_shard, watch_shards
 from streaming.kafka_lease import Lease
@@ -99,14 +101,16 @@ class KafkaJobService:
     """One driver. `take_over` waits for the lease, `start` the query; then `failure`, then `stop`."""
 
     def __init__(self, settings: Settings, clock: Clock | None = None, registry: CollectorRegistry | None = None) -> None:
-        self.settings, self.clock = settings, clock or SystemClock()
+        self.settings = settings
         self.connection = clients.Connection(**settings.kafka_values())
         self.topics = contract.Topics(**settings.kafka_topics())
         self.metrics = JobMetrics(registry or CollectorRegistry())
         self.kafka_metrics = KafkaMetrics(self.metrics.registry)
         self._log_ends: dict[int, tuple[int, int]] = {}
         self.policy = Policy.from_ms(**settings.policy_values())
-        self.guard = ClockGuard(self.clock, self._made(settings.data_dir), 0, settings.clock_drift_max_ms)
+        self.clock = GuardedClock(
+            clock or SystemClock(), settings.data_dir, Rules(**settings.clock_values()), boot=0 if clock else this_boot() or None
+        )
         self.parts: dict[int, _Part] = {}
         self.batches = 0
         self.executors: Counter[str] = Counter()  # bytes that each has released
@@ -135,11 +139,6 @@ class KafkaJobService:
         except KafkaException as error:
             raise JobError(f"Kafka at {self.settings.kafka_bootstrap_servers}: {error.args[0].str()}") from error
 
-    @staticmethod
-    def _made(directory: Path) -> Path:
-        directory.mkdir(parents=True, exist_ok=True)
-        return directory
-
     # --- open, take over, start, stop ----------------------------------------------------------------------------------------
     def _open(self) -> None:
         """Topics and shards; watchers on the Kafka side."""
@@ -158,7 +157,7 @@ class KafkaJobService:
         self._alive = GroupsAlive(self.connection, settings.kafka_check_group_prefix)
         for partition in range(count):
             self.parts[partition] = self._open_part(partition)
-        watch_shards(self.metrics, self._shards, self.guard, self.clock)
+        watch_shards(self.metrics, self._shards, self.clock)
         self.kafka_metrics.master.set_function(lambda: self._lease is not None and self._lease.held.is_set())
 
     def _open_part(self, partition: int) -> _Part:
@@ -221,7 +220,10 @@ class KafkaJobService:
         shard.claim(self.owner, part.claimed_ms)
         root, op_end = shard.store.root, partial(self._end_of, self.topics.op, shard.partition)
         live = partial(self._live_groups, shard)
-        part.rounds = Rounds(part.settler, live, self.guard.discards_allowed, self.clock.now_ms(), root=root, op_end=op_end)
+        part.rounds = Rounds(
+            part.settler, live, self.clock.deletes_allowed, self.clock.now_ms(),
+            root=root, op_end=op_end, leapt_ms=self.clock.leapt_ms,
+        )  # fmt: skip
 
     def start(self, spark: SparkSession, checkpoint: Path) -> None:
         """Start the query at the shards' cursors."""
@@ -463,7 +465,7 @@ class KafkaJobService:
         look_s = 0.0
         while not self._stopping.wait(TICK_S):
             try:
-                self.guard.discards_allowed()
+                self.clock.look()
                 for part in list(self.parts.values()):
                     self._tick(part)
                 if time.monotonic() >= look_s:
@@ -504,7 +506,9 @@ class KafkaJobService:
             self._tell_again(part, now_ms)
             if now_ms > self._marker_due_ms(part):
                 part.shard.commit(self._same_place(part.shard, now_ms))
-                part.shard.store.retain(now_ms, self.settings.retention_ms)
+                if self.clock.deletes_allowed():
+                    retention_ms = self.settings.retention_ms
+                    part.shard.store.retain(now_ms, retention_ms, self.clock.leapt_ms(retention_ms))
 
     def _tell_again(self, part: _Part, now_ms: int) -> None:
         """Halves that stay pending beyond fileReservedTime (discards may be stopped): the redo topic is kept for twice as long, and

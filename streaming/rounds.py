@@ -51,10 +51,12 @@ class Rounds:
         *,
         root: Path,
         op_end: Callable[[], int],
+        leapt_ms: Callable[[int], int] = lambda _horizon_ms: 0,
     ) -> None:
-        """`root`: where the round file lies; `op_end`: where the op queue ends now."""
+        """`root`: where the round file lies; `op_end`: where the op queue ends now; `leapt_ms`: how much of the last so many
+        milliseconds was a leap of the clock."""
         self._settler, self._live, self._discards_allowed = settler, live, discards_allowed
-        self._job, self._end_of_ops = settler.job, op_end
+        self._job, self._end_of_ops, self._leapt_ms = settler.job, op_end, leapt_ms
         self._interval_ms = settler.policy.check_interval_s * 1000
         self._path = root / ROUND_FILE
         self._op_end = -1  # noted when a round fell due; -1 = none waits to begin
@@ -86,7 +88,11 @@ class Rounds:
             return False
         if self.at_work or self._again:
             return True
-        return (now_ms >= self._due_ms or self._resume_from_ms >= 0) and self._job.marker.pending > 0
+        return (self._is_due(now_ms) or self._resume_from_ms >= 0) and self._job.marker.pending > 0
+
+    def _is_due(self, now_ms: int) -> bool:
+        """An interval has passed; or the clock was put back to before the last round, and nobody knows how much has."""
+        return not self._due_ms - self._interval_ms <= now_ms < self._due_ms
 
     def work(self, now_ms: int, has_news: Callable[[], bool]) -> Counter[Decision]:
         """Go on with the round at work, or begin one that is due; what was decided meanwhile."""
@@ -112,17 +118,19 @@ class Rounds:
             self._op_end = self._end_of_ops()
         if self._job.marker.op_cursor < self._op_end:
             return
-        again = self._again and now_ms < self._due_ms
+        again = self._again and not self._is_due(now_ms)
         if again:
             round_no, begun_ms = self._job.marker.round_no, self._begun_ms
-        elif self._resume_from_ms >= 0 and now_ms < self._due_ms:
+        elif self._resume_from_ms >= 0 and not self._is_due(now_ms):
             round_no, begun_ms = self._job.marker.round_no, self._resume_from_ms
         else:
             round_no, begun_ms = self._job.marker.round_no + 1, now_ms
             disk.write_json(self._path, {"round_no": round_no, "begun_ms": begun_ms}, ROUND_FILE)
         self._op_end = self._resume_from_ms = -1
         self._due_ms, self._begun_ms = begun_ms + self._interval_ms, begun_ms
-        tick = Tick(now_ms, round_no, begun_ms, ops_caught_up=True, discards_allowed=self._discards_allowed())
+        leapt_s = -(-self._leapt_ms(self._settler.policy.retention_s * 1000) // 1000)
+        allowed = self._discards_allowed()
+        tick = Tick(now_ms, round_no, begun_ms, ops_caught_up=True, discards_allowed=allowed, leapt_s=leapt_s)
         self.counts = Counter()
         self._parts = self._settler.check_round(tick, self._live(now_ms))
         self._is_first_pass = not again

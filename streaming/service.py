@@ -31,19 +31,21 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from checker.decisions import Decision
 from checker.policy import Policy
+from escrow.clock import Clock, SystemClock, this_boot
 from escrow.metrics import JobMetrics
 from escrow.settings import Settings
 from escrow.tracing import Tracer
 from sinks.embedded import EdgeWake
 from sinks.interfaces import Applied, Sink
 from sinks.plugins import load_all
+from store.clock import Rules
 from store.dictionary import Dictionary
+from store.guarded_clock import GuardedClock
 from store.job import JobStore
 from store.presence import Presence
 from store.published import JobSlot
 from store.wake import JOB_WAKE, Waker
 from streaming.chunks import Delivery, Row, unpack
-from streaming.clock import Clock, ClockGuard, SystemClock
 from streaming.errors import JobStopped
 from streaming.gauges import TimedRedo, count_decisions, count_settled, watch_store
 from streaming.listener import ProgressListener
@@ -69,17 +71,20 @@ class JobService:
     """One job over one store. `start`, then `wait` or `failure`, then `stop`."""
 
     def __init__(self, settings: Settings, clock: Clock | None = None, registry: CollectorRegistry | None = None) -> None:
-        self.settings, self.clock = settings, clock or SystemClock()
-        root = settings.store_dir
+        self.settings, root = settings, settings.store_dir
         self.store = JobStore(root)
+        self.clock = GuardedClock(
+            clock or SystemClock(), settings.data_dir, Rules(**settings.clock_values()),
+            boot=0 if clock else this_boot() or None, last_ms=self.store.marker.now_ms,
+        )  # fmt: skip
         now_ms = self.clock.now_ms()
         self.metrics = JobMetrics(registry or CollectorRegistry())
         self.store.redo = TimedRedo(self.store.redo, self.metrics.redo_flush_s.observe)  # type: ignore[assignment]
-        self.guard = ClockGuard(self.clock, settings.data_dir, self.store.marker.now_ms, settings.clock_drift_max_ms)
         self.settler = Settler(self.store, Policy.from_ms(**settings.policy_values()))
         self.rounds = Rounds(
-            self.settler, self._live_groups, self.guard.discards_allowed, now_ms, root=root, op_end=lambda: self.store.log.ends()[1]
-        )
+            self.settler, self._live_groups, self.clock.deletes_allowed, now_ms,
+            root=root, op_end=lambda: self.store.log.ends()[1], leapt_ms=self.clock.leapt_ms,
+        )  # fmt: skip
         self._dictionary = Dictionary(root / "dictionary")
         self._presence = Presence(root / "presence")
         self._sinks: list[tuple[str, Sink]] = [("edge", EdgeWake(root)), *load_all("escrow.sinks", root)]
@@ -91,13 +96,13 @@ class JobService:
         # Ticks grow over all starts, whatever became of the page: no checkpoint may know a later one.
         self.store.page[JobSlot.TICK] = max(self.store.page[JobSlot.TICK] + 1, time.time_ns() // 1_000_000)
         self._tick_seen = 0
-        self._retain_at_ms = now_ms + settings.retention_interval_ms
+        self._retain_at_ms = self.clock.elapsed_ms() + settings.retention_interval_ms
         self._query: StreamingQuery | None = None
         self._ticker = threading.Thread(target=self._run_ticker, name="ticker", daemon=True)
         self._error: BaseException | None = None
         self._closed = False
         self.batches = 0
-        watch_store(self.metrics, self.store, self.guard, self.clock)
+        watch_store(self.metrics, self.store, self.clock)
 
     # --- start and stop -------------------------------------------------------------------------------------------------
     def start(self, spark: SparkSession, checkpoint: Path) -> None:
@@ -219,8 +224,8 @@ class JobService:
         if self.store.marker.sequence != before:
             self._notify(settled.effects)
         phase("notify")
-        if now_ms >= self._retain_at_ms and not self.rounds.at_work:
-            self._retain(now_ms)
+        if self.clock.elapsed_ms() >= self._retain_at_ms and not self.rounds.at_work:
+            self._retain()
             phase("retention")
         self.store.heartbeat(now_ms)
         self.batches += 1
@@ -265,9 +270,12 @@ class JobService:
             self.metrics.sink_errors.inc()
             LOG.warning("sink %s failed: %s", name, one_line(error))
 
-    def _retain(self, now_ms: int) -> None:
-        self._retain_at_ms = now_ms + self.settings.retention_interval_ms
-        self.metrics.count_all(self.metrics.files_removed, "part", self.store.retain(now_ms, self.settings.retention_ms))
+    def _retain(self) -> None:
+        self._retain_at_ms = self.clock.elapsed_ms() + self.settings.retention_interval_ms
+        if self.clock.deletes_allowed():
+            retention_ms = self.settings.retention_ms
+            removed = self.store.retain(self.clock.now_ms(), retention_ms, self.clock.leapt_ms(retention_ms))
+            self.metrics.count_all(self.metrics.files_removed, "part", removed)
 
     # --- the ticker -----------------------------------------------------------------------------------------------------
     def _run_ticker(self) -> None:
@@ -287,12 +295,12 @@ class JobService:
             if time.monotonic() - beat >= HEARTBEAT_S and self._error is None:
                 beat = time.monotonic()
                 self.store.heartbeat(now_ms)
-                self.guard.discards_allowed()
+                self.clock.look()
             if self.wants_batch(now_ms) and self.store.page[JobSlot.TICK] <= self._tick_seen:
                 self.tick()
 
     def wants_batch(self, now_ms: int) -> bool:
-        return self.rounds.wanted(now_ms) or now_ms >= self._retain_at_ms
+        return self.rounds.wanted(now_ms) or self.clock.elapsed_ms() >= self._retain_at_ms
 
 
 class _Phases:

@@ -39,6 +39,8 @@ Bools = npt.NDArray[np.bool_]
 
 #: Rows decided between two flushes of a round: about 50 ms of work.
 ROUND_PART_ROWS: Final = 1 << 18
+#: A stored time may be this much ahead: edge and job, or driver and brokers, do not look at the clock at the same moment.
+AHEAD_S: Final = 120
 _DISCARDS: Final = {Decision.DISCARD_MAX: State.DISCARDED_MAX, Decision.DISCARD_EXPIRED: State.DISCARDED_EXPIRED}
 
 
@@ -163,6 +165,7 @@ class Settler:
             while start < self.job.table.rows_per_file:
                 stop = self._part_stop(file_no, start)
                 rows, first = self.job.table.rows_of(file_no)[start:stop], file_no * self.job.table.rows_per_file + start
+                self._count_from_now(rows, first, tick)
                 counts, outstanding = self._round_part(rows, first, tick, live, outstanding)
                 yield counts
                 start = stop
@@ -190,6 +193,19 @@ class Settler:
         rows = self.job.table.rows_of(file_no)[start:stop]
         pending = state_of(rows["word"]) == int(State.PREPARED)
         return min(stop, start + how_many_fit(np.where(pending, rows["size_bytes"], 0), self._part_bytes_max))
+
+    def _count_from_now(self, rows: Array, first: int, tick: Tick) -> None:
+        """Pending halves with a stored time that lies ahead: the clock was put back since. They count from now, or nobody would
+        be asked about them until that time comes."""
+        if not tick.discards_allowed:  # who knows what time it is?
+            return
+        ahead = np.flatnonzero(rows["stored_at_s"] > tick.now_s + AHEAD_S)
+        ahead = ahead[state_of(rows["word"][ahead]) == int(State.PREPARED)]
+        if len(ahead):
+            batch, anew = self._batch(tick.now_ms), rows[ahead]
+            anew["stored_at_s"] = tick.now_s
+            batch.resume(ahead + first, anew, reopened=0)
+            self.job.commit(batch)
 
     def _round_part(self, rows: Array, first: int, tick: Tick, live: Bools, outstanding: Ints) -> tuple[dict[Decision, int], Ints]:
         decided = decide(rows, self.policy, live, tick, outstanding)

@@ -373,8 +373,8 @@ def _clock(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             Level.FAIL,
             "clock",
-            "there is a clock alert: discards are stopped",
-            "escrow clock shows it; escrow clock confirm ends it",
+            "there is a clock alert: nothing is discarded or deleted",
+            "escrow clock shows it and what to do",
         )
     behind_s = _behind_last_batch_s(settings)
     if behind_s > settings.clock_drift_max_ms / 1000:

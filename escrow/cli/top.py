@@ -124,7 +124,7 @@ def _head(seen: Seen, url: str, colour: bool) -> list[str]:
     lines = [f"{_title('escrow', colour)}  {url}  {times.shown(overview['now_ms'])[:19]}  {health}"]
     lines += [_mark(f"{name}: {cell(detail)}", True, colour) for name, good, detail in parts if not good]
     if overview["clock_alert"]:
-        lines.append(_mark("CLOCK ALERT: discards are stopped; see escrow clock", True, colour))
+        lines.append(_mark("CLOCK ALERT: nothing is discarded or deleted; see escrow clock", True, colour))
     if seen.trouble:
         lines.append(_mark(f"no answer: {cell(seen.trouble)}", True, colour))
     age = overview["oldest_pending_age_s"]

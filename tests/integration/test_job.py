@@ -20,10 +20,10 @@ from escrow.cli import main
 from escrow.processes import kill_session, session_members
 from escrow.settings import load
 from store import disk
+from store.guarded_clock import ALERT_FILE
 from store.published import JobSlot
 from store.records import OpKind, State
 from store.verify import verify
-from streaming.clock import ALERT_FILE
 from streaming.errors import JobStopped
 from streaming.session import make_run_directory
 from streaming.settle import Settler
@@ -265,7 +265,7 @@ def test_a_jump_of_the_clock_stops_discards_until_confirmed(make_world, capsys):
     half = world.half()
     world.settle()
     world.clock.wall_ms += 7_200_000  # the wall clock alone: no time has passed
-    world.settle()
+    world.round()
     assert world.turn_proposals() == []
     assert world.metric("escrow_clock_alert") == 1
     alert = world.settings.data_dir / ALERT_FILE
@@ -279,6 +279,9 @@ def test_a_jump_of_the_clock_stops_discards_until_confirmed(make_world, capsys):
     assert main(["clock", "confirm", "--data", str(world.settings.data_dir)]) == 0  # the operator has looked
     world.round()
     assert world.metric("escrow_clock_alert") == 0
+    assert world.turn_proposals() == [], "it has not grown older by the jump"
+    world.clock.advance(3_600)
+    world.round()
     assert world.turn_proposals() == [(half, "ACCEPTED")]
 
 

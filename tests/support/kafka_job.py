@@ -9,10 +9,11 @@ import os
 import sys
 from pathlib import Path
 
-from streaming import clock, job, kafka_service
+from escrow.clock import SystemClock
+from streaming import job, kafka_service
 
 
-class ShiftedClock(clock.SystemClock):
+class ShiftedClock(SystemClock):
     def __init__(self) -> None:
         self._file = Path(sys.argv[1])
 

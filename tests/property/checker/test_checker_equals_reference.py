@@ -64,6 +64,7 @@ def _tick(rng):
         round_start_ms=now_ms - back_ms,
         ops_caught_up=bool(rng.random() < 0.95),
         discards_allowed=bool(rng.random() < 0.85),
+        leapt_s=int(rng.choice([0, 0, 1, 1000, 10**6])),
     )
 
 
@@ -71,7 +72,7 @@ def _ages_s(rng, immunities_s, policy, tick):
     """Ages of which three in four stand on, or one second beside, a border of some rule."""
     borders = [
         [effective_immunity_s(int(immunity_s), policy) for immunity_s in immunities_s],
-        [policy.retention_s] * len(immunities_s),
+        [policy.retention_s + tick.leapt_s * int(rng.integers(0, 2))] * len(immunities_s),
         [tick.now_ms // 1000 - tick.round_start_ms // 1000] * len(immunities_s),
         rng.choice([-1000, 0, 3, 50, 1000, 10**6, T0_S, T0_S - 2**32 + 1], len(immunities_s)),
     ]
@@ -270,6 +271,7 @@ def _filled(rows):
         round_start_ms=st.sampled_from([0, 1, 999, 5_000, 7_999, 8_000]).map(lambda ms: T0_S * 1000 + 500 - ms),
         ops_caught_up=st.just(True),
         discards_allowed=st.booleans(),
+        leapt_s=st.sampled_from([0, 1, 8]),
     ),
 )
 def test_decisions_equal_the_reference_shrinking(rows, policy, live, tick):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from escrow.clock import this_boot
 from ingest import tail as tail_module
-from ingest.settled import Settled, this_boot
+from ingest.settled import Settled
 from ingest.tail import Tail
 from store import cursor
 from store.cursor import Cursors

@@ -142,7 +142,8 @@ def test_a_driver_stands_by_as_soon_as_kafka_says_that_another_has_the_lease_and
 def test_an_idle_shard_writes_a_marker_soon_and_again_before_it_could_age_out(sequence):
     made: Any = kafka_service.KafkaJobService.__new__(kafka_service.KafkaJobService)
     now_ms, written = 1_900_000_000_000, list[int]()
-    made.clock, made._stopping = SimpleNamespace(now_ms=lambda: now_ms), threading.Event()
+    made.clock = SimpleNamespace(now_ms=lambda: now_ms, deletes_allowed=lambda: True, leapt_ms=lambda _: 0)
+    made._stopping = threading.Event()
     made.settings = SimpleNamespace(retention_ms=1000)
     shard = SimpleNamespace(lock=threading.Lock(), store=SimpleNamespace(undeliverable={}, retain=lambda *_: 0), marker=Marker())
     shard.marker.sequence, shard.marker.now_ms = sequence, now_ms
