@@ -7,6 +7,7 @@
 #   make chaos-ingest RUNS=50      the same for the endpoint
 #   make chaos-kafka KAFKA_KILLS=20  the same for Kafka mode
 #   make soak MINUTES=5            a shorter soak
+#   make tenants TENANT_MINUTES=2  a shorter attack
 #   make fuzz REQUESTS=9000 SEED=7 fewer hostile requests, or the same again
 #   make bench-rocketmq ONLY=a,c   some of its workloads
 #   make lock UPGRADE=1            newer versions, not only what pyproject.toml asks for
@@ -24,6 +25,7 @@ RUNS ?= 300
 KAFKA_KILLS ?= 100
 SEED ?=
 MINUTES ?= 30
+TENANT_MINUTES ?= 10
 REQUESTS ?= 100000
 RUN ?=
 ONLY ?=
@@ -44,7 +46,7 @@ STALE := stale
 endif
 
 .PHONY: help run test lint format pages screenshots bench $(BENCHES) bench-rocketmq bench-outbox parity-rocketmq tools \
-        crash chaos chaos-ingest chaos-kafka soak fuzz lock clean venv stale
+        crash chaos chaos-ingest chaos-kafka soak fuzz tenants lock clean venv stale
 
 help: ## list the tasks (this)
 	@echo "Escrow. Two commands matter: make run, make test. All of them:"
@@ -143,6 +145,9 @@ soak: venv ## 30 minutes of constant load: memory and files at both ends
 
 fuzz: venv ## 100,000 hostile requests against the endpoint
 	$(BIN)/python -m tests.fuzz.campaign --requests=$(REQUESTS) $(if $(SEED),--seed=$(SEED))
+
+tenants: venv ## a hostile tenant beside a well-behaved one, the whole service with Spark (10 minutes)
+	$(BIN)/python -m tests.tenants.campaign --minutes=$(TENANT_MINUTES) $(if $(SEED),--seed=$(SEED))
 
 lock: ## resolve requirements/*.lock again, from pyproject.toml
 	@sh scripts/preflight.sh "$(PYTHON)"

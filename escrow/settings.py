@@ -438,6 +438,18 @@ class Settings:
         "Empty: keys/tokens.toml in dataDir.",
     )  # fmt: skip
 
+    token_requests_max: int = _key(
+        "tokenRequestsMax", "count", "0",
+        "Requests a second of one token, in the long run; faster ones wait. 0 = no limit.", least=0, most=1 << 20,
+    )  # fmt: skip
+    token_bytes_max: int = _key(
+        "tokenBytesMax", "size", '"0"', "Bytes of requests a second of one token, likewise. 0 = no limit.", least=0, most=1 << 40
+    )
+    token_in_flight_max: int = _key(
+        "tokenInFlightMax", "count", "1024",
+        "Requests of one token at a time, long polls included; more are refused. 0 = no limit.", least=0, most=1 << 20,
+    )  # fmt: skip
+
     _begin("Producer groups: quotas, and the file with what is said of each group. 0 = no limit.")
     groups_file_text: str = _key(
         "groupsFile", "path", '""', "Quotas and webhooks of single groups (docs/security.md, TOML). Empty: groups.toml in dataDir."

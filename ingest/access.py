@@ -11,6 +11,9 @@ are 256 random bits. The file of tokens (TOML, setting tokensFile, `escrow token
     consume = ["invoices:billing"]   # TOPIC:GROUP
     deny_produce = []                # the same forms; what they cover is refused
     deny_consume = []
+    expires_at = 2027-01-01T00:00:00Z          # optional: not let in from then on
+    old_sha256 = "…"                 # after a rotation: the secret before this one,
+    old_until = 2026-01-02T00:00:00Z #   good until then
     operator = false                 # resume, status, every transaction; and metrics
     metrics = false
 
@@ -27,16 +30,19 @@ import hashlib
 import hmac
 import ipaddress
 import logging
+import math
 import re
 import time
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final
 
 from escrow.settings import Settings
 from ingest.errors import CannotStart, Forbidden, TokensUnusable, Unauthorized
 from ingest.grants import EVERYTHING, RULE, Grants, wide_rules
+from ingest.shares import Shares
 from ingest.watched import Watched
 from store.frames import DLQ_PREFIX, SYSTEM_PREFIX
 
@@ -46,9 +52,10 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 CACHE_MAX: Final = 4096
 #: A header with a token has 67; the same token among many blanks is looked up each time.
 CACHED_MAX_CHARACTERS: Final = 128
+_EXPIRES: Final = ("expires_at", "old_sha256", "old_until")
 _RULES: Final = ("produce", "consume", "deny_produce", "deny_consume")
-_FIELDS: Final = frozenset({"name", "id", "sha256", *_RULES, "operator", "metrics", "made_at"})
-_NO_DIGEST: Final = bytes(32)
+_DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
+_FIELDS: Final = frozenset({"name", "id", "sha256", *_RULES, "operator", "metrics", "made_at", *_EXPIRES})
 LOG: Final = logging.getLogger("escrow.edge")
 
 
@@ -63,6 +70,11 @@ class Principal:
     metrics: bool = False
     #: Of the token that they show: another token may have the same name later.
     token_id: str = ""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether `ingest.shares` counts what they take: not without tokens, and not operators."""
+        return bool(self.token_id) and not self.operator
 
     def may_produce(self, group: str) -> bool:
         """For some topic: end, answer checks, see transactions."""
@@ -110,22 +122,42 @@ class Token:
     digest: bytes
     principal: Principal
     entry: Mapping[str, Any]
+    expires_at_s: float = math.inf
+    #: The secret of before a rotation, and how long it counts.
+    old_digest: bytes = bytes(32)
+    old_until_s: float = 0.0
+
+    def good_until_s(self, digest: bytes) -> float:
+        """How long who shows this is let in; 0 where it is none of the token's secrets."""
+        # Both are compared, whatever the first one says: the answer takes as long.
+        is_new, is_old = hmac.compare_digest(digest, self.digest), hmac.compare_digest(digest, self.old_digest)
+        return self.expires_at_s if is_new else min(self.expires_at_s, self.old_until_s) if is_old else 0.0
 
     @property
     def wide(self) -> list[str]:
         return wide_rules(self.entry)
 
 
+_NO_TOKEN: Final = Token("", bytes(32), NOBODY, {})
+
+
 class Access:
     """Knows who somebody is by his Authorization header. For one event loop."""
 
-    def __init__(self, settings: Settings, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        clock_s: Callable[[], float] = time.monotonic,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._wall_s = wall_s
+        self.shares = Shares(settings)
         self._file = settings.tokens_file
         self._loopback = is_loopback(settings.listen_address)
         self._read_once = False
-        self._cache: dict[str, Principal] = {}
+        self._cache: dict[str, tuple[Principal, float]] = {}
         self._version = self._by_name_version = 0
-        self._by_name: dict[str, Principal] = {}
+        self._by_name: dict[str, Token] = {}
         #: Told the tokens whenever they were read again.
         self.on_read: Callable[[Iterable[Token]], None] | None = None
         self._watched = Watched(self._file, self._parse, clock_s)
@@ -177,20 +209,21 @@ class Access:
     def holder(self, name: str, token_id: str) -> Principal:
         """The holder of a token, by its id, or by its name where the id is not known; Unauthorized where there is none."""
         tokens = self._watched.get() or {}
-        if token_id:
-            token = tokens.get(token_id)
-            found = None if token is None else token.principal
-        else:
-            found = self._named(tokens).get(name)
+        found = tokens.get(token_id) if token_id else self._named(tokens).get(name)
         if found is None:
             raise Unauthorized("the token that this is a key of is not known here any more: was it revoked?")
-        return found
+        self._check_time(found.expires_at_s)
+        return found.principal
 
-    def _named(self, tokens: Mapping[str, Token]) -> dict[str, Principal]:
+    def _named(self, tokens: Mapping[str, Token]) -> dict[str, Token]:
         if self._by_name_version != self._watched.version or not self._by_name:
             self._by_name_version = self._watched.version
-            self._by_name = {token.principal.name: token.principal for token in tokens.values()}
+            self._by_name = {token.principal.name: token for token in tokens.values()}
         return self._by_name
+
+    def _check_time(self, until_s: float) -> None:
+        if until_s != math.inf and self._wall_s() >= until_s:
+            raise Unauthorized("the token has expired: make another one (escrow token new, escrow token rotate)")
 
     def principal(self, authorization: str | None) -> Principal:
         """Who sends this header; Unauthorized where nobody known does."""
@@ -202,26 +235,28 @@ class Access:
         if self._version != self._watched.version:
             self._version = self._watched.version
             self._cache.clear()
-        found = self._cache.get(authorization or "")
-        return found if found is not None else self._look_up(tokens, authorization)
+        found, until_s = self._cache.get(authorization or "") or self._look_up(tokens, authorization)
+        self._check_time(until_s)
+        return found
 
-    def _look_up(self, tokens: Mapping[str, Token], authorization: str | None) -> Principal:
+    def _look_up(self, tokens: Mapping[str, Token], authorization: str | None) -> tuple[Principal, float]:
+        """Whose it is, and until when it counts."""
         if not authorization:
             raise Unauthorized("Authorization: is missing; send Bearer and a token of this edge (escrow token new)")
         scheme, _, text = authorization.partition(" ")
         matched = TOKEN.fullmatch(text.strip(" "))
         if scheme.lower() != "bearer" or matched is None:
             raise Unauthorized("Authorization: is no bearer token; send Bearer escrow_…, exactly as escrow token new printed it")
-        token = tokens.get(matched[1])
         # Compared for an unknown id as well: the answer takes as long.
-        good = hmac.compare_digest(digest_of(matched[0]), _NO_DIGEST if token is None else token.digest)
-        if token is None or not good:
+        token = tokens.get(matched[1], _NO_TOKEN)
+        until_s = token.good_until_s(digest_of(matched[0]))
+        if not until_s:
             raise Unauthorized("Authorization: the token is not known here: was it revoked, or is it of another edge?")
         if len(authorization) <= CACHED_MAX_CHARACTERS:
             if len(self._cache) >= CACHE_MAX:
                 self._cache.clear()
-            self._cache[authorization] = token.principal
-        return token.principal
+            self._cache[authorization] = token.principal, until_s
+        return token.principal, until_s
 
     def figures(self) -> dict[str, Any]:
         tokens = self._watched.get()
@@ -277,7 +312,7 @@ def _token(entry: object, where: str) -> Token:
     name = _text(entry, "name", NAME, "1 to 64 letters, digits and . _ @ -", where)
     where = f"{where} ({name})"
     id = _text(entry, "id", re.compile(r"[a-z2-7]{8}"), "the 8 characters behind escrow_", where)
-    digest = _text(entry, "sha256", re.compile(r"[0-9a-fA-F]{64}"), "64 hexadecimal digits", where)
+    digest = _text(entry, "sha256", _DIGEST, "64 hexadecimal digits", where)
     operator = _switch(entry, "operator", where)
     principal = Principal(
         name,
@@ -287,7 +322,9 @@ def _token(entry: object, where: str) -> Token:
         _switch(entry, "metrics", where) or operator,
         id,
     )
-    return Token(id, bytes.fromhex(digest), principal, entry)
+    old = _text(entry, "old_sha256", _DIGEST, "64 hexadecimal digits", where) if "old_sha256" in entry else "00" * 32
+    old_until_s = _time(entry, "old_until", where, absent_s=0.0)
+    return Token(id, bytes.fromhex(digest), principal, entry, _time(entry, "expires_at", where), bytes.fromhex(old), old_until_s)
 
 
 def _text(entry: Mapping[str, Any], name: str, form: re.Pattern[str], wanted: str, where: str) -> str:
@@ -295,6 +332,15 @@ def _text(entry: Mapping[str, Any], name: str, form: re.Pattern[str], wanted: st
     if not isinstance(value, str) or form.fullmatch(value) is None:
         raise TokensUnusable(f"{where}: {name}: must be {wanted}")
     return value
+
+
+def _time(entry: Mapping[str, Any], name: str, where: str, absent_s: float = math.inf) -> float:
+    value = entry.get(name)
+    if value is None:
+        return absent_s
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise TokensUnusable(f"{where}: {name}: must be a time with its zone, such as 2027-01-01T00:00:00Z")
+    return value.timestamp()
 
 
 def _switch(entry: Mapping[str, Any], name: str, where: str) -> bool:

@@ -145,6 +145,8 @@ class App:
             exchange.route = route
             if route.role:
                 exchange.identify(route.role)
+                if (waiting := exchange.begin_share()) is not None:
+                    await waiting
             await route.handler(exchange)
         except ClientGone:
             exchange.status = 499  # as nginx has it: nobody waits for an answer
@@ -167,6 +169,7 @@ class Exchange:
         "_receive",
         "_send",
         "_share",
+        "_shared_bytes",
         "_whole",
         "headers",
         "names",
@@ -190,6 +193,7 @@ class Exchange:
         self._whole: Whole | None = extensions.get(WHOLE) if extensions is not None else None
         self._share: Receiving | None = None
         self._held_bytes = self.status = 0
+        self._shared_bytes = -1
 
     @property
     def edge(self) -> Edge:
@@ -220,6 +224,16 @@ class Exchange:
             self.principal.require_operator()
         elif role == "metrics":
             self.principal.require_metrics()
+
+    def begin_share(self) -> asyncio.Future[None] | None:
+        """What to wait for, so that the caller's token keeps to its rate."""
+        assert self.route is not None
+        if not self.principal.is_limited:
+            return None
+        size_bytes = _length(self.headers.get(b"content-length"))
+        waiting = self._app.access.shares.begin(self.principal.name, size_bytes, patient=self.route.share == "ends")
+        self._shared_bytes = size_bytes
+        return waiting
 
     def check_page(self) -> None:
         """Where a browser sends it: is it a page of ours that asks?"""
@@ -297,6 +311,9 @@ class Exchange:
             raise TooLarge(f"body: has {size} bytes or more; at most {most} (maxRequestSize) are taken: send smaller batches")
 
     def let_go(self) -> None:
+        if self._shared_bytes >= 0:
+            self._app.access.shares.end(self.principal.name, max(0, self._held_bytes - self._shared_bytes))
+            self._shared_bytes = -1
         if self._share is not None:
             self._share.bytes -= self._held_bytes
             self._held_bytes = 0

@@ -149,6 +149,9 @@ def _consumers(edge: Edge, found: Mapping[str, int]) -> Iterator[Figure]:
 def _connections(door: Door, app: App) -> Iterator[Figure]:
     yield _one("escrow_connections", "gauge", "Open connections", door.connections)
     yield _one("escrow_requests_running", "gauge", "Requests that are being answered", len(door.state.tasks))
+    shares = app.access.shares
+    yield _one("escrow_requests_delayed", "counter", "Requests that waited for their token's rate", shares.delayed)
+    yield _one("escrow_requests_over_share", "counter", "Requests refused for their token's share", shares.refused)
     yield _one("escrow_connections_refused", "counter", "Connections refused or ended for their manners", door.refused)
     yield _one("escrow_connections_stalled", "gauge", "Connections whose client does not take its answer", len(door.stalled))
     yield (

@@ -41,6 +41,7 @@ def add(
     operator: bool,
     metrics: bool,
     made_at: str,
+    expires_at: str = "",
 ) -> str:
     """A new token. Only its hash is kept: a lost token cannot be shown again. The rules are those of `ingest.grants`."""
     with secret_files.locked(file):
@@ -54,9 +55,42 @@ def add(
         entry |= {side: rules for side, rules in denied.items() if rules}
         lines = [f"{key} = {json.dumps(value)}" for key, value in entry.items()]
         lines += [f"operator = {str(operator).lower()}", f"metrics = {str(metrics).lower()}", f"made_at = {made_at}"]
+        lines += [f"expires_at = {expires_at}"] if expires_at else []
         begun = (text.rstrip("\n") if text else HEADER.rstrip("\n")) + "\n\n"
         _replace(file, begun + "[[token]]\n" + "\n".join(lines) + "\n", lambda tokens: set(tokens) == {*known, id})
     return token
+
+
+def rotate(file: Path, name_or_id: str, *, old_until: str, expires_at: str = "") -> tuple[str, Token]:
+    """A new secret for a token. The old one counts until then; one that was old before counts no more."""
+    with secret_files.locked(file):
+        text = _read(file)
+        known = parse(text, str(file))
+        found = _find(known, name_or_id, file)
+        token = f"escrow_{found.id}_{secrets.token_urlsafe(32)}"
+        begin, *entries = _ENTRY.split(text)
+        at = list(known).index(found.id)
+        kept = [line for line in entries[at].rstrip("\n").split("\n") if _field(line) not in _changed_by_rotation(expires_at)]
+        kept += [f'sha256 = "{digest_of(token).hex()}"', f'old_sha256 = "{found.digest.hex()}"', f"old_until = {old_until}"]
+        kept += [f"expires_at = {expires_at}"] if expires_at else []
+        entries[at] = "\n".join(kept) + ("\n\n" if at + 1 < len(entries) else "\n")
+        _replace(file, begin + "".join(entries), lambda now: now.keys() == known.keys() and now[found.id].digest != found.digest)
+    return token, found
+
+
+def _field(line: str) -> str:
+    return line.partition("=")[0].strip()
+
+
+def _changed_by_rotation(expires_at: str) -> set[str]:
+    return {"sha256", "old_sha256", "old_until", *(["expires_at"] if expires_at else [])}
+
+
+def _find(known: dict[str, Token], name_or_id: str, file: Path) -> Token:
+    found = [token for token in known.values() if name_or_id in (token.id, token.principal.name)]
+    if len(found) != 1:
+        raise TokensUnusable(f"{file}: {len(found)} tokens have the name or id {name_or_id!r}: escrow token list shows them")
+    return found[0]
 
 
 def revoke(file: Path, name_or_id: str) -> Token:
@@ -64,13 +98,11 @@ def revoke(file: Path, name_or_id: str) -> Token:
     with secret_files.locked(file):
         text = _read(file)
         known = parse(text, str(file))
-        found = [token for token in known.values() if name_or_id in (token.id, token.principal.name)]
-        if len(found) != 1:
-            raise TokensUnusable(f"{file}: {len(found)} tokens have the name or id {name_or_id!r}: escrow token list shows them")
+        found = _find(known, name_or_id, file)
         begin, *entries = _ENTRY.split(text)
-        left = [entry for entry, id in zip(entries, known, strict=False) if id != found[0].id]
-        _replace(file, begin + "".join(left), lambda tokens: set(tokens) == set(known) - {found[0].id})
-    return found[0]
+        left = [entry for entry, id in zip(entries, known, strict=False) if id != found.id]
+        _replace(file, begin + "".join(left), lambda tokens: set(tokens) == set(known) - {found.id})
+    return found
 
 
 def _replace(file: Path, text: str, right: Callable[[dict[str, Token]], bool]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from escrow.cli import exits
+from escrow.cli import exits, times
 from escrow.cli.render import json_line
 from escrow.settings import add_arguments, load_arguments
 
@@ -44,7 +44,9 @@ examples:
   escrow token new reports --consume '*:reports' --deny-consume 'salaries*'
   escrow token new ops --operator
   escrow token new prometheus --metrics
+  escrow token new batch --consume 'paid:batch' --expires 90d
   escrow token list
+  escrow token rotate orders-service --overlap 24h
   escrow token revoke orders-service
   escrow token access-key orders-service      # for RocketMQ's own clients
   escrow token access-keys                    # lists them
@@ -69,10 +71,17 @@ def add_parser(subparsers: Subparsers) -> None:
     new.add_argument("--consume", metavar="TOPIC:GROUP", action="append", default=[], help="may read the topic as this group")
     new.add_argument("--deny-produce", metavar="GROUP:TOPIC", action="append", default=[], help="may not, whatever else allows it")
     new.add_argument("--deny-consume", metavar="TOPIC:GROUP", action="append", default=[], help="may not, whatever else allows it")
+    _add_expires(new)
     new.add_argument("--operator", action="store_true", help="may resume and see everything")
     new.add_argument("--metrics", action="store_true", help="may read /metrics")
     shown = _add_tool(tools, "list", run_list, "show names, ids and roles; no token can be shown")
     shown.add_argument("--json", action="store_true", help="one JSON object a token")
+    rotated = _add_tool(tools, "rotate", run_rotate, "make a new secret for a token; the old one counts for a while")
+    rotated.add_argument("name", metavar="NAME_OR_ID", help="as list shows it")
+    rotated.add_argument(
+        "--overlap", metavar="TIME", type=times.seconds, default=86400, help="how long the old secret counts (default: 24h)"
+    )
+    _add_expires(rotated)
     revoked = _add_tool(tools, "revoke", run_revoke, "take a token out of use")
     revoked.add_argument("name", metavar="NAME_OR_ID", help="as list shows it")
     key = _add_tool(tools, "access-key", run_access_key, "make an access key and a secret key for RocketMQ's own clients")
@@ -81,6 +90,10 @@ def add_parser(subparsers: Subparsers) -> None:
     keys.add_argument("--json", action="store_true", help="one JSON object a key")
     ended = _add_tool(tools, "revoke-key", run_revoke_key, "take one access key out of use; its token stays")
     ended.add_argument("access_key", metavar="ACCESS_KEY", help="as access-keys shows it")
+
+
+def _add_expires(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--expires", metavar="TIME", type=times.seconds, help="it counts for this long from now on: 90d, 12h")
 
 
 def _add_tool(tools: Subparsers, name: str, tool: Callable[[argparse.Namespace], int], summary: str) -> argparse.ArgumentParser:
@@ -107,16 +120,37 @@ def run_new(args: argparse.Namespace) -> int:
     if not (args.produce or args.consume or args.operator or args.metrics):
         print("escrow: without a role it may do nothing: add --produce, --consume, --operator or --metrics", file=sys.stderr)
         return exits.ERROR
-    made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     rules = {rule: getattr(args, rule) for rule in RULES}
     _remove_left_keys(settings, args.name)
-    token = token_file.add(file, args.name, **rules, operator=args.operator, metrics=args.metrics, made_at=made_at)
+    token = token_file.add(
+        file, args.name, **rules, operator=args.operator, metrics=args.metrics,
+        made_at=_moment(0), expires_at=_expires_at(args),
+    )  # fmt: skip
     print(token)
     for advice in wide_rules(rules):
         print(f"escrow: {advice}", file=sys.stderr)
     print(f"escrow: keep it now, it cannot be shown again; its hash is in {file}", file=sys.stderr)
     if first:
         print("escrow: this is the first token: from now on every request needs one", file=sys.stderr)
+    return exits.OK
+
+
+def _moment(after_s: float) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=after_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _expires_at(args: argparse.Namespace) -> str:
+    return "" if args.expires is None else _moment(args.expires)
+
+
+def run_rotate(args: argparse.Namespace) -> int:
+    """Prints the token with its new secret alone on stdout; advice goes to stderr."""
+    from ingest import token_file
+
+    file, old_until = load_arguments(args).tokens_file, _moment(args.overlap)
+    token, old = token_file.rotate(file, args.name, old_until=old_until, expires_at=_expires_at(args))
+    print(token)
+    print(f"escrow: the old secret of {old.principal.name} counts until {old_until}; access keys stay", file=sys.stderr)
     return exits.OK
 
 
@@ -151,20 +185,24 @@ def run_list(args: argparse.Namespace) -> int:
 
 
 def _row(entry: dict[str, Any]) -> dict[str, Any]:
-    made_at = entry.get("made_at")
     return {
         "name": entry["name"],
         "id": entry["id"],
         **{rule: entry.get(rule, []) for rule in RULES},
         "operator": entry.get("operator", False),
         "metrics": entry.get("metrics", False),
-        "made_at": made_at.strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(made_at, datetime) else "",
+        **{name: _shown(entry.get(name)) for name in ("made_at", "expires_at", "old_until")},
     }
+
+
+def _shown(moment: object) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(moment, datetime) else ""
 
 
 def _roles(row: dict[str, Any]) -> str:
     roles = [f"{role.replace('_', '-')} {' '.join(row[role])}" for role in RULES if row[role]]
-    return "; ".join(roles + [role for role in ("operator", "metrics") if row[role]])
+    roles += [role for role in ("operator", "metrics") if row[role]]
+    return "; ".join(roles + ([f"expires {row['expires_at']}"] if row["expires_at"] else []))
 
 
 def run_revoke(args: argparse.Namespace) -> int:

@@ -34,6 +34,7 @@ from escrow.settings import Settings
 from ingest import callers, secret_files
 from ingest.access import Access, Principal
 from ingest.errors import TokensUnusable, Unauthorized
+from ingest.shares import Shares
 from ingest.watched import Watched
 
 HEADER: Final = """\
@@ -96,6 +97,10 @@ class Signatures:
             raise Unauthorized("authorization: the access key is not known here, or the secret key is not its own")
         _check_time(signed, now_s)
         return self._access.holder(key.token, key.token_id)
+
+    @property
+    def shares(self) -> Shares:
+        return self._access.shares
 
     def again(self, principal: Principal) -> Principal:
         """The same one's roles as they are now: for streams, which outlive changes. Unauthorized where he is gone."""

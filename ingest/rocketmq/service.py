@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
@@ -95,7 +96,9 @@ class Service:
         async def handle(request: Any, context: Any) -> Any:
             began_s = perf_counter()
             try:
-                made = await call(self._caller(context), _whole(request))
+                caller = self._caller(context)
+                async with self._held(caller, request, patient=name == "EndTransaction"):
+                    made = await call(caller, _whole(request))
             except Exception as error:
                 self._note_denial(context, name, error)
                 made = answer(status=codes.of_error(error))
@@ -108,6 +111,12 @@ class Service:
         if isinstance(error, Forbidden | Unauthorized):
             who = "nobody" if isinstance(error, Unauthorized) else self._caller(context).principal.name
             self._edge.denied(who, f"gRPC {name}", str(error))
+
+    def _held(self, caller: Caller, request: Any, *, patient: bool = False) -> AbstractAsyncContextManager[None]:
+        """Around a call: its token keeps to its share."""
+        if not caller.principal.is_limited:
+            return nullcontext()
+        return self._signatures.shares.held(caller.principal.name, request.ByteSize(), patient=patient)
 
     def _caller(self, context: Any) -> Caller:
         metadata = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
@@ -278,7 +287,9 @@ class Service:
         """The status, the messages, the time of delivery. What could not be written goes to another consumer at once."""
         began_s, code = perf_counter(), "OK"
         try:
-            code = await self._receive(self._caller(context), _whole(request), context)
+            caller = self._caller(context)
+            async with self._held(caller, request):
+                code = await self._receive(caller, _whole(request), context)
         except Exception as error:
             self._note_denial(context, "ReceiveMessage", error)
             status = codes.of_error(error)

@@ -7,6 +7,8 @@ import logging
 import os
 import re
 import time
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -140,7 +142,7 @@ def test_only_escrow_writes_to_its_own_topics(tmp_path, file):
 @pytest.mark.parametrize("rule", ["", ":", "a:", ":b", "a:b:c", "a*b", "*a:b", "a b", "a:b*c", "ä"])
 def test_a_rule_that_cannot_be_read_is_refused(file, rule):
     for side in ("produce", "consume", "deny_produce", "deny_consume"):
-        given = {"produce": [], "consume": [], side: [rule]}
+        given: dict[str, Any] = {"produce": [], "consume": [], side: [rule]}
         with pytest.raises(TokensUnusable, match=f"{side}: must be a list of "):
             token_file.add(file, "svc", **given, operator=False, metrics=False, made_at="2026-01-02T03:04:05Z")
     assert not file.exists()
@@ -158,6 +160,70 @@ def test_rules_of_one_name_keep_their_meaning_and_are_warned_about(tmp_path, fil
     assert 'token svc: produce "orders" allows every topic: write "orders:NAME", or "orders:*"' in said[0]
     assert 'token svc: consume "invoices" allows every consumer group' in said[1]
     assert access.figures()["wide"] == ["svc"]
+
+
+class Wall:
+    now_s = 1_800_000_000.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def at(after_s):
+    return datetime.fromtimestamp(Wall.now_s + after_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def test_a_token_expires_also_where_it_was_let_in_before(tmp_path, file):
+    text = token_file.add(file, "svc", ["g:t"], [], operator=False, metrics=False, made_at=at(0), expires_at=at(60))
+    wall = Wall()
+    access = Access(settings_of(tmp_path), wall_s=wall)
+    wall.now_s += 59
+    who = access.principal(f"Bearer {text}")
+    assert access.holder("svc", who.token_id) is access.holder("svc", "") is who
+    wall.now_s += 1
+    for refused in (lambda: access.principal(f"Bearer {text}"), lambda: access.holder("svc", who.token_id)):
+        with pytest.raises(Unauthorized, match="has expired"):
+            refused()
+
+
+def test_a_rotated_token_has_two_secrets_for_a_while(tmp_path, file):
+    new(file, "before", operator=True)
+    first = token_file.add(file, "svc", ["g:t"], [], operator=False, metrics=False, made_at=at(0), expires_at=at(9000))
+    after = new(file, "after", operator=True)
+    file.write_text(file.read_text().replace('produce = ["g:t"]', '# a comment\nproduce = ["g:t"]'))
+    second, old = token_file.rotate(file, "svc", old_until=at(100))
+    assert old.principal.name == "svc"
+    assert second.split("_")[1] == first.split("_")[1], "the id stays, and with it access keys"
+    wall = Wall()
+    access = Access(settings_of(tmp_path), wall_s=wall)
+    assert access.principal(f"Bearer {first}") is access.principal(f"Bearer {second}")
+    wall.now_s += 100
+    access.principal(f"Bearer {second}").require_send("g", "t")
+    assert access.principal(f"Bearer {after}").operator
+    with pytest.raises(Unauthorized, match="has expired"):
+        access.principal(f"Bearer {first}")
+    wall.now_s += 8900
+    with pytest.raises(Unauthorized, match="has expired"):
+        access.principal(f"Bearer {second}")
+    third, _ = token_file.rotate(file, "svc", old_until=at(99_000), expires_at=at(99_000))
+    access = Access(settings_of(tmp_path), wall_s=wall)
+    for text, good in ((first, False), (second, True), (third, True)):
+        if good:
+            assert access.principal(f"Bearer {text}").name == "svc"
+        else:
+            with pytest.raises(Unauthorized, match="not known here"):
+                access.principal(f"Bearer {text}")
+    assert [token.principal.name for token in access.tokens] == ["before", "svc", "after"]
+    assert "# a comment" in file.read_text()
+
+
+@pytest.mark.parametrize("field", ["expires_at", "old_until"])
+@pytest.mark.parametrize("value", ['"tomorrow"', "2027-01-01", "2027-01-01T00:00:00", "7"])
+def test_a_time_that_is_none_is_named(file, field, value):
+    new(file)
+    file.write_text(f"{file.read_text()}{field} = {value}\n")
+    with pytest.raises(TokensUnusable, match=f"{field}: must be a time with its zone"):
+        token_file.load(file)
 
 
 def test_who_is_not_known_is_not_let_in(tmp_path, file):
@@ -200,7 +266,7 @@ def test_an_unknown_id_is_compared_as_well(tmp_path, file, monkeypatch):
     for header in (f"Bearer {other}", re.sub(r"escrow_........_", "Bearer escrow_aaaaaaaa_", text)):
         with pytest.raises(Unauthorized):
             access.principal(header)
-    assert len(compared) == 2
+    assert len(compared) == 4, "with the new secret and with the old one"
     assert {len(part) for pair in compared for part in pair} == {32}
 
 
@@ -379,6 +445,11 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert said.out.strip() not in listed
     rows = [json.loads(line) for line in run(capsys, "list", "--json", *data).out.splitlines()]
     assert [(row["name"], row["operator"]) for row in rows] == [("svc", False), ("ops", True)]
+    rotated = run(capsys, "rotate", "svc", "--overlap", "1h", "--expires", "90d", *data)
+    assert TOKEN.fullmatch(rotated.out.strip())
+    assert rotated.out != said.out
+    assert "the old secret of svc counts until" in rotated.err
+    assert "; expires 20" in run(capsys, "list", *data).out
     assert "revoked svc" in run(capsys, "revoke", rows[0]["id"], *data).out
     assert "escrow token list" in run(capsys, "revoke", "svc", *data, code=exits.ERROR).err
     assert os.stat(tmp_path / "data" / "keys" / "tokens.toml").st_mode & 0o777 == 0o600
