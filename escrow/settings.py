@@ -553,6 +553,11 @@ class Settings:
         "kafkaMinInsync", "count", "2", "Copies that must have a record before it is acknowledged, of topics that are made.",
         least=1, most=32_767,
     )  # fmt: skip
+    kafka_repair_topics: bool = _key(
+        "kafkaRepairTopics", "switch", "false",
+        "true: of existing topics the retention, cleanup policy and kind of timestamp are changed where records would be lost; "
+        "false: Escrow does not start with such a topic.",
+    )  # fmt: skip
     kafka_transactional_id_prefix: str = _key(
         "kafkaTransactionalIdPrefix", "text", '"escrow-"', "Begins the transactional id of every shard."
     )

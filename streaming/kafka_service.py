@@ -150,6 +150,7 @@ class KafkaJobService:
             replication=settings.kafka_replication,
             min_insync=settings.kafka_min_insync,
             retention_ms=settings.retention_ms,
+            repair=settings.kafka_repair_topics,
         )
         self._watcher = redo.redo_consumer(self.connection.librdkafka())
         # A half behind an open transaction of somebody else is there, though nobody may read it yet.

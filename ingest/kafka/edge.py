@@ -117,6 +117,7 @@ class KafkaEdge(Edge):
             replication=settings.kafka_replication,
             min_insync=settings.kafka_min_insync,
             retention_ms=settings.retention_ms,
+            repair=settings.kafka_repair_topics,
         )
 
     def _open_rest(self) -> None:

@@ -6,6 +6,7 @@ from their files when the options are made, never logged, and reach executors in
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,15 +14,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, ResourceType
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from sinks.errors import KafkaUnfit
+from sinks.kafka import topic_settings
 from sinks.kafka.contract import Topics
 
+LOG: Final = logging.getLogger("escrow.kafka")
 ADMIN_S: Final = 60.0
 LOOK_S: Final = 3.0
 RECONNECT_MS: Final = 1_000
-LOG_APPEND: Final = "LogAppendTime"
 #: librdkafka wants a group of whoever reads, and asks the brokers for it. Nobody joins this one, and no offset is committed in it.
 NO_GROUP: Final = "escrow-reads-only"
 
@@ -130,29 +132,39 @@ def _escaped(text: str) -> str:
 
 # --- topics ---------------------------------------------------------------------------------------------------------------
 def ensure_topics(
-    connection: Connection, topics: Topics, *, partitions: int, replication: int, min_insync: int, retention_ms: int
+    connection: Connection,
+    topics: Topics,
+    *,
+    partitions: int,
+    replication: int,
+    min_insync: int,
+    retention_ms: int,
+    repair: bool = False,
 ) -> int:
-    """Make the topics that are missing, look at those that are there; the number of shards."""
+    """Make the topics that are missing, look at those that are there; the number of shards. `repair`: those that would lose what is
+    needed are changed, not refused."""
     connection.require_login(ADMIN_S)
     admin = connection.admin()
     there = admin.list_topics(timeout=ADMIN_S).topics
     shards = len(there[topics.half].partitions) if topics.half in there else partitions
-    logged, kept = {"message.timestamp.type": LOG_APPEND}, {"retention.ms": str(2 * retention_ms)}
+    logged, kept = {topic_settings.TIMESTAMP_TYPE: topic_settings.LOG_APPEND}, topic_settings.kept(2 * retention_ms)
     wanted = {
         topics.half: (shards, logged | kept),
         topics.op: (shards, logged | kept),
         topics.redo: (shards, logged | kept),
-        topics.check: (partitions, {"retention.ms": str(retention_ms)}),
+        topics.check: (partitions, topic_settings.kept(retention_ms)),
         topics.discard: (shards, kept),
         topics.lease: (1, {}),
     }
-    common = {"min.insync.replicas": str(min_insync), "cleanup.policy": "delete"}
+    common = {"min.insync.replicas": str(min_insync)}
     missing = [
         NewTopic(name, count, replication, config=common | config) for name, (count, config) in wanted.items() if name not in there
     ]
     _create(admin, missing)
     add_partitions(connection, topics, shards)
-    _require_append_time(admin, topics)
+    topic_settings.require(
+        admin, {name: config for name, (_, config) in wanted.items()}, repair=repair, told=LOG.warning
+    )  # fmt: skip
     return shards
 
 
@@ -181,30 +193,6 @@ def add_partitions(connection: Connection, topics: Topics, shards: int) -> None:
             if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # somebody else was faster
                 reason = f"it has fewer partitions than the half topic, {shards}, and none can be added: {error.args[0].str()}"
                 raise KafkaUnfit(f"topic {name}: {reason}") from error
-
-
-def _require_append_time(admin: AdminClient, topics: Topics) -> None:
-    """Stored time counts, never the producer's clock."""
-    wanted = [ConfigResource(ResourceType.TOPIC, name) for name in (topics.half, topics.op)]
-    for resource in wanted:
-        kind = _described(admin, resource)["message.timestamp.type"].value
-        if kind != LOG_APPEND:
-            remedy = f"kafka-configs --alter --topic {resource.name} --add-config message.timestamp.type={LOG_APPEND}"
-            raise KafkaUnfit(
-                f"topic {resource.name} has message.timestamp.type={kind}: ages would be counted by producers' clocks; {remedy}"
-            )
-
-
-def _described(admin: AdminClient, resource: ConfigResource) -> Any:
-    """A topic's settings. Asked again for a while: a topic that was just made is not known to every broker at once."""
-    give_up_s = time.monotonic() + ADMIN_S
-    while True:
-        try:
-            return admin.describe_configs([resource])[resource].result(ADMIN_S)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > give_up_s:
-                raise
-            time.sleep(0.1)
 
 
 def shard_count(admin: AdminClient, topics: Topics) -> int:

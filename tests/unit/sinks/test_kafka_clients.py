@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from sinks.kafka import clients
+from sinks.kafka import clients, topic_settings
 from sinks.kafka.clients import bounds_of
 from sinks.kafka.contract import Topics
 
@@ -48,7 +48,7 @@ def test_half_op_and_redo_topic_are_made_alike(monkeypatch: pytest.MonkeyPatch) 
     admin = SimpleNamespace(list_topics=lambda **_: SimpleNamespace(topics={}))
     connection: Any = SimpleNamespace(require_login=lambda _: None, admin=lambda: admin)
     monkeypatch.setattr(clients, "_create", lambda _, missing: made.update({topic.topic: topic for topic in missing}))
-    monkeypatch.setattr(clients, "_require_append_time", lambda *_: None)
+    monkeypatch.setattr(topic_settings, "require", lambda *_, **__: None)
     topics = Topics("half", "op", "redo", "check", "discard", "lease")
     assert clients.ensure_topics(connection, topics, partitions=3, replication=1, min_insync=1, retention_ms=1000) == 3
     assert made["half"].config == made["op"].config == made["redo"].config
