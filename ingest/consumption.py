@@ -26,10 +26,11 @@ from escrow.clock import this_boot
 from escrow.settings import Settings
 from ingest.committer import Committer
 from ingest.dead_letters import Letter, Letters, append_again, bury, has_dead_letters, topic_of
-from ingest.deliveries import DeadLetter, Delivery, Receipt, delivery, parse_receipt, parse_tags
+from ingest.deliveries import DeadLetter, Delivery, delivery, parse_tags
 from ingest.errors import EdgeError, InvalidRequest
 from ingest.group_queue import ATTEMPTS_MAX, GroupQueue, Hand, Handed, TagFilter
 from ingest.ledger import Ledger
+from ingest.receipts import Receipt, ReceiptSealer
 from ingest.settled import Settled
 from ingest.starts import EARLIEST, LATEST, offsets_at, parse_start
 from ingest.tail import Tail
@@ -86,11 +87,12 @@ class Consumption:
         settings: Settings,
         now_ms: Callable[[], int],
         *,
+        receipts: ReceiptSealer,
         refuse: Callable[[str], None],
         boot: int | None = None,
     ) -> None:
         self._store, self._committer, self._settings, self._now_ms, self._refuse = store, committer, settings, now_ms, refuse
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._receipts = asyncio.get_running_loop(), receipts
         directory = store.directory
         self._tail = Tail(LogReader(directory), Settled(directory, cursors, this_boot() if boot is None else boot))
         self._queues: dict[tuple[int, int], GroupQueue] = {}
@@ -269,7 +271,7 @@ class Consumption:
             hand = self._empty_hand(ask)
             if await self._take(ask.topic, queues, hand):
                 tag = self._store.lineage.tag
-                return [delivery(handed, ask.topic, tag) for handed in hand.taken]
+                return [delivery(handed, ask.topic, tag, self._receipts) for handed in hand.taken]
             left_s = deadline - self._loop.time()
             if left_s <= 0 or self._closing:
                 return []
@@ -438,34 +440,36 @@ class Consumption:
             found = queue.change_visibility(*place, receipt.visible_at_ms, until_ms, now_ms) if queue is not None else None
             if queue is not None and found is not None:
                 records.append(queue.receipt(*place, found))
-            answers.append(None if found is None else str(receipt._replace(visible_at_ms=found, tag=self._store.lineage.tag)))
+            renewed = None if found is None else receipt._replace(visible_at_ms=found, tag=self._store.lineage.tag)
+            answers.append(None if renewed is None else self._receipts.seal(renewed))
         if records:
             await self._ledger.note(records, durable=False)
             self._waiting.wake(topic, group)
         return answers
 
     def _open(self, topic: str, group: str, receipts: Sequence[str]) -> list[tuple[GroupQueue | None, Receipt]]:
-        """Each receipt, and the queue that it speaks of; None where it is of another group or topic, or where a restore has lost
-        what it speaks of."""
+        """Each receipt, and the queue that it speaks of; None where it was not sealed here, is of another group or topic, or where
+        a restore has lost what it speaks of."""
         self._check_names(topic, group)
         most = self._settings.max_messages_per_request
         if not 1 <= len(receipts) <= most:
             raise InvalidRequest(
                 f"receipts: {len(receipts)} in one request; between 1 and {most} (maxMessagesPerRequest) are taken"
             )
-        opened = [parse_receipt(text, f"receipts[{number}]") for number, text in enumerate(receipts)]
+        opened = [self._receipts.open(text, f"receipts[{number}]") for number, text in enumerate(receipts)]
         group_no, queue_keys = self._store.dictionary.group_no(group), set(self._queue_keys(topic))
         holds = self._store.lineage.holds
         return [
             (
                 self._queues.get((receipt.group_no, receipt.queue_key))
-                if receipt.group_no == group_no
+                if sealed
+                and receipt.group_no == group_no
                 and receipt.queue_key in queue_keys
                 and holds(receipt.tag, receipt.queue_key, receipt.queue_offset)
                 else None,
                 receipt,
             )
-            for receipt in opened
+            for receipt, sealed in opened
         ]
 
     # --- dead letters -------------------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ from ingest.listings import Listings
 from ingest.operator import Action, Done, Operator
 from ingest.overview import Overview
 from ingest.quotas import Quotas
+from ingest.receipts import ReceiptSealer
 from ingest.threads import Threads
 from store.audit import ANCHOR_TOPIC, Head
 from store.cursor import Cursors
@@ -155,6 +156,7 @@ class Edge:
         self.store = await loop.run_in_executor(None, self._open_store, progress)  # 1
         try:
             keys, self.notice = load_keys(self.settings.keys_file, self.settings.id_keys)  # 2
+            self._receipts = ReceiptSealer(keys)
             self._sealer = Sealer(keys, self.store.directory.store_id, self.store.lineage.half_ends)
             self._open_rest()
         except BaseException:
@@ -204,8 +206,9 @@ class Edge:
         )
         self.quotas = Quotas(settings, self.groups, self.store, self._now_ms)
         self._consumption = Consumption(
-            self.store, self._committer, cursors, settings, self._now_ms, refuse=self._refuse_if_standby
-        )  # 5
+            self.store, self._committer, cursors, settings, self._now_ms,
+            receipts=self._receipts, refuse=self._refuse_if_standby,
+        )  # 5  # fmt: skip
         self._open_operators()
         self._woken = asyncio.Event()
         self._sleeper = Sleeper(root / EDGE_WAKE)

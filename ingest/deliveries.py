@@ -1,20 +1,14 @@
-"""What a consumer is given, and the words it is given in: deliveries, receipts, dead letters, tag filters.
-
-A receipt is `group_no-queue_key-queue_offset-attempt-visible_at_ms`, in hexadecimal digits; in a restored store `-` and the tag of
-its incarnation follow. It counts as long as it is the last one of its entry: a later hand-out or another visibility time makes it
-stale. It is made of what the journal keeps, so it is good after a restart too, and after a restore if the backup holds its message.
-It is no secret: whoever may consume for a group may forge its receipts, and harms only that group.
-"""
+"""What a consumer is given, and the words it is given in: deliveries, dead letters, tag filters. (`receipts.py`: receipts.)"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from ingest.errors import InvalidRequest
 from ingest.group_queue import Handed, TagFilter
+from ingest.receipts import Receipt, ReceiptSealer
 from store.frames import (
     DLQ_ATTEMPTS,
     DLQ_ORIGIN_OFFSET,
@@ -32,32 +26,11 @@ from store.records import topic_of_key
 #: Told in fields of their own, or nobody's business but Escrow's.
 _HIDDEN: Final = OWN_PROPERTIES | {KEYS, TAGS}
 _ALL: Final = TagFilter()
-_RECEIPT: Final = re.compile("-".join(["([0-9a-f]{1,16})"] * 5) + "(?:-([0-9a-f]{8}))?", re.ASCII)
 
 
 def shown_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """What of a message's properties its producer gave it."""
     return {name: value for name, value in properties.items() if name not in _HIDDEN}
-
-
-class Receipt(NamedTuple):
-    group_no: int
-    queue_key: int
-    queue_offset: int
-    attempt: int
-    visible_at_ms: int
-    tag: str = ""
-
-    def __str__(self) -> str:
-        return f"{self[0]:x}-{self[1]:x}-{self[2]:x}-{self[3]:x}-{self[4]:x}" + (f"-{self.tag}" if self.tag else "")
-
-
-def parse_receipt(text: str, field_name: str) -> Receipt:
-    found = _RECEIPT.fullmatch(text)
-    if found is None:
-        raise InvalidRequest(f"{field_name}: {text[:40]!r} is no receipt: send back what came with the message")
-    group_no, queue_key, queue_offset, attempt, visible_at_ms = (int(part, 16) for part in found.groups()[:5])
-    return Receipt(group_no, queue_key, queue_offset, attempt, visible_at_ms, found[6] or "")
 
 
 def parse_tags(text: str) -> TagFilter:
@@ -120,12 +93,12 @@ class Delivery(_Content):
         return self.frame.queue_offset if self.frame.kind == FrameKind.HALF else -1
 
 
-def delivery(handed: Handed, topic: str, tag: str) -> Delivery:
+def delivery(handed: Handed, topic: str, tag: str, sealer: ReceiptSealer) -> Delivery:
     """`tag`: of the store's incarnation."""
     queue = handed.queue
     receipt = Receipt(queue.group_no, queue.queue_key, handed.queue_offset, handed.attempts, handed.visible_at_ms, tag)
     queue_id = topic_of_key(queue.queue_key)[1]
-    return Delivery(str(receipt), topic, queue_id, handed.queue_offset, handed.attempts, handed.frame, handed)
+    return Delivery(sealer.seal(receipt), topic, queue_id, handed.queue_offset, handed.attempts, handed.frame, handed)
 
 
 @dataclass(frozen=True, slots=True)

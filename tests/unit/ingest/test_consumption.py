@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 import pytest
 
 from ingest import consumption
-from ingest.deliveries import Receipt
 from ingest.errors import Closing, InvalidRequest, Standby
+from ingest.receipts import Receipt
 from store import disk
 from store.errors import IllegalName, StoreUnusable
 from store.verify import verify
@@ -521,12 +521,12 @@ def test_what_is_refused(tmp_path):
                 await pull(visibility_s=seconds)
         for text in ("", "zz", "1-2-3", "1-2-3-4-x", "1-2-3-4--5"):
             with pytest.raises(InvalidRequest, match=r"^receipts\[1\]: "):
-                await w.edge.consumption.ack("t", "c", [str(Receipt(1, 2, 3, 4, 5)), text])
+                await w.edge.consumption.ack("t", "c", [Receipt(1, 2, 3, 4, 5).said(), text])
         with pytest.raises(InvalidRequest, match=r"^receipts: 0 in one request"):
             await w.edge.consumption.ack("t", "c", [])
         with pytest.raises(InvalidRequest, match=r"^tags: "):
             await pull(tags="a||")
-        assert await w.edge.consumption.ack("t", "c", [str(Receipt(1, 2, 3, 4, 5))]) == ["stale"]
+        assert await w.edge.consumption.ack("t", "c", [Receipt(1, 2, 3, 4, 5).said()]) == ["stale"]
         assert w.edge.store.dictionary.topics == w.edge.store.dictionary.groups == []
 
     play(tmp_path, story)
