@@ -56,6 +56,7 @@ from streaming.kafka_lease import Lease
 from streaming.kafka_presence import GroupsAlive
 from streaming.kafka_records import Piece, collect, joined, read_ops, read_stream
 from streaming.kafka_shard import Shard
+from streaming.kafka_time import BrokerTime
 from streaming.listener import ProgressListener
 from streaming.rounds import Rounds
 from streaming.session import one_line, why_ended
@@ -108,9 +109,8 @@ class KafkaJobService:
         self.kafka_metrics = KafkaMetrics(self.metrics.registry)
         self._log_ends: dict[int, tuple[int, int]] = {}
         self.policy = Policy.from_ms(**settings.policy_values())
-        self.clock = GuardedClock(
-            clock or SystemClock(), settings.data_dir, Rules(**settings.clock_values()), boot=0 if clock else this_boot() or None
-        )
+        self._machine = clock or SystemClock()
+        self._boot = 0 if clock else this_boot() or None
         self.parts: dict[int, _Part] = {}
         self.batches = 0
         self.executors: Counter[str] = Counter()  # bytes that each has released
@@ -152,6 +152,8 @@ class KafkaJobService:
             retention_ms=settings.retention_ms,
             repair=settings.kafka_repair_topics,
         )
+        self._brokers = BrokerTime(self.connection.librdkafka(), self.topics.lease, self._machine)
+        self.clock = GuardedClock(self._brokers, settings.data_dir, Rules(**settings.clock_values()), boot=self._boot)
         self._watcher = redo.redo_consumer(self.connection.librdkafka())
         # A half behind an open transaction of somebody else is there, though nobody may read it yet.
         self._half_watcher = clients.end_watcher(self.connection)
@@ -207,6 +209,8 @@ class KafkaJobService:
                 raise JobError(LEASE_LOST + self._lease.why_lost)
             if not wanted() or time.monotonic() > give_up_s or (timeout_s is not None and self._lease.elsewhere.is_set()):
                 return False
+            self._brokers.look()
+            self.clock.look()
             for shard in self._shards():
                 shard.follow(0)
         for part in list(self.parts.values()):
@@ -466,6 +470,7 @@ class KafkaJobService:
         look_s = 0.0
         while not self._stopping.wait(TICK_S):
             try:
+                self._brokers.look()
                 self.clock.look()
                 for part in list(self.parts.values()):
                     self._tick(part)

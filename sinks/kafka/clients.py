@@ -154,7 +154,7 @@ def ensure_topics(
         topics.redo: (shards, logged | kept),
         topics.check: (partitions, topic_settings.kept(retention_ms)),
         topics.discard: (shards, kept),
-        topics.lease: (1, {}),
+        topics.lease: (1, logged),  # drivers ask for the brokers' time there
     }
     common = {"min.insync.replicas": str(min_insync)}
     missing = [

@@ -1,6 +1,7 @@
 """The job as tests start it: `python -m tests.support.kafka_job SHIFT_FILE …`, the real one with a clock that tests can move.
 
-SHIFT_FILE holds milliseconds that are added to the machine's time, both to wall time and to steady time; missing counts as 0.
+SHIFT_FILE holds milliseconds that are added to the machine's time, both to wall time and to steady time, and to the brokers' time
+as the job is told it; missing counts as 0.
 """
 
 from __future__ import annotations
@@ -11,27 +12,32 @@ from pathlib import Path
 
 from escrow.clock import SystemClock
 from streaming import job, kafka_service
+from streaming.kafka_time import BrokerTime
+
+
+def shift_ms() -> int:
+    try:
+        return int(Path(sys.argv[1]).read_text() or "0")
+    except FileNotFoundError:
+        return 0
 
 
 class ShiftedClock(SystemClock):
-    def __init__(self) -> None:
-        self._file = Path(sys.argv[1])
-
-    def _shift_ms(self) -> int:
-        try:
-            return int(self._file.read_text() or "0")
-        except FileNotFoundError:
-            return 0
-
     def now_ms(self) -> int:
-        return super().now_ms() + self._shift_ms()
+        return super().now_ms() + shift_ms()
 
     def steady_ms(self) -> int:
-        return super().steady_ms() + self._shift_ms()
+        return super().steady_ms() + shift_ms()
+
+
+class ShiftedBrokers(BrokerTime):
+    def _heard(self, append_ms: int) -> None:
+        super()._heard(append_ms + shift_ms())
 
 
 if __name__ == "__main__":
     setattr(kafka_service, "SystemClock", ShiftedClock)  # noqa: B010 - mypy would not have it assigned
+    setattr(kafka_service, "BrokerTime", ShiftedBrokers)  # noqa: B010
     with job._exit_for_sure():
         status = job.main(sys.argv[2:])
     os._exit(status)

@@ -100,6 +100,7 @@ def standby(monkeypatch):
     made.settings = SimpleNamespace(kafka_bootstrap_servers="", kafka_lease_timeout_ms=6000)
     made.topics, made.connection = contract.Topics("half", "op", "redo", "check", "discard", "lease"), None
     made._lease = SimpleNamespace(held=threading.Event(), lost=threading.Event(), elsewhere=threading.Event())
+    made._brokers = made.clock = SimpleNamespace(look=lambda: None)
     made._opening, made._ends, made.claimed = threading.Lock(), {}, []
 
     def opened(number: int) -> Any:
