@@ -206,7 +206,18 @@ class KafkaMetrics:
         self.master = gauge("escrow_kafka_master", "1 = this driver holds the lease, 0 = it is a standby")
         self.pending = gauge("escrow_kafka_shard_pending", "Halves that wait for their end", "shard")
         self.behind = gauge("escrow_kafka_records_behind", "Records in Kafka that are not settled", "shard", "queue")
-        self.undeliverable = gauge("escrow_kafka_undeliverable", "Committed messages that Kafka refuses; tried again", "shard")
+        self.undeliverable = gauge(
+            "escrow_kafka_undeliverable", "Committed messages that Kafka does not take now; tried again", "shard"
+        )
+        self.undeliverable_age = gauge(
+            "escrow_kafka_undeliverable_retention_used",
+            "Age of the oldest of their halves, as a share of the time that the half topic keeps it",
+            "shard",
+        )
+        self.held_back = gauge(
+            "escrow_kafka_held_back", "1 = as many messages are set aside as may be, and nothing is released", "shard"
+        )
+        self.task_s = gauge("escrow_kafka_task_seconds", "For how long the release at work has been at work; 0 = none is", "shard")
         self.released = WatchedCounter("escrow_kafka_released_messages", "Messages written to real topics", "shard", registry)
         self.released_bytes = WatchedCounter("escrow_kafka_released_bytes", "Their bodies", "shard", registry)
         self.failures = WatchedCounter(

@@ -574,8 +574,14 @@ class Settings:
         most=300_000,
     )
     kafka_retry_interval_ms: int = _key(
-        "kafkaRetryInterval", "duration", '"30s"', "Between two attempts at undeliverable messages.", least=100, most=_DAY_MS
-    )
+        "kafkaRetryInterval", "duration", '"30s"',
+        "The longest time between two attempts at undeliverable messages; the first come sooner.", least=100, most=_DAY_MS,
+    )  # fmt: skip
+    kafka_undeliverable_max: int = _key(
+        "kafkaUndeliverableMax", "count", "100000",
+        "The most messages that a shard sets aside (300 bytes of the driver's memory each). Beyond that it releases nothing.",
+        least=1, most=1 << 24,
+    )  # fmt: skip
     kafka_transaction_timeout_ms: int = _key(
         "kafkaTransactionTimeout", "duration", '"60s"', "Kafka aborts a transaction that was left open for this long.",
         least=1_000, most=900_000,

@@ -306,7 +306,7 @@ KAFKA: Final = Board(
                  [(GREEN, None), (AMBER, 300), (RED, 900)]),
             stat("Records behind", "Records in Kafka that are not settled.", "short", f"sum(escrow_kafka_records_behind{{{S}}})",
                  [(GREEN, None), (AMBER, 100_000)]),
-            stat("Undeliverable", "Committed messages that Kafka refuses: too large, no right, no such topic.", "short",
+            stat("Undeliverable", "Committed messages that Kafka does not take now: topic out of reach, too large, no right, no such topic.", "short",
                  f"sum(escrow_kafka_undeliverable{{{S}}})", [(GREEN, None), (RED, 1)]),
             stat("Failed tasks, 1 h", "Release tasks that failed and were repeated; nothing is lost or doubled by it.", "short",
                  f"sum(increase(escrow_kafka_task_failures_total{{{S}}}[1h]))", [(GREEN, None), (AMBER, 1)]),

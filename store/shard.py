@@ -8,8 +8,9 @@ shard.checkpoint:
     marker          of the last batch before redo_offset
     redo_offset     batches before it in the redo partition are in the files, durably
     term            the highest that was seen
+    generation      of the shard's transactional id, the highest that was seen
     groups          names of producer groups, by number; "" where the name is not known here
-    undeliverable   [half_offset, reason, since_ms, attempts] of ended halves whose message Kafka refused
+    undeliverable   ended halves whose message cannot be released now, see undeliverable.py
     touches         [file number, ms]: the last change of each state file
 
 Nothing here is truth. Batches are applied in the order of the redo partition; values are absolute, so those behind the
@@ -21,7 +22,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +36,7 @@ from store.records import State, state_of
 from store.redo_log import Marker, RedoKind, kinds_of, numbers_of
 from store.retention import Ledger
 from store.state_table import StateTable
+from store.undeliverable import Refusal, Undeliverables
 
 CHECKPOINT: Final = "shard.checkpoint"
 CHECKPOINT_ENTRIES: Final = 2_000_000
@@ -49,15 +50,6 @@ TOLD_AGAIN_ROWS: Final = 1 << 18
 
 Array = np.ndarray[Any, Any]
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class Undeliverable:
-    """An ended half whose message Kafka does not take."""
-
-    reason: str
-    since_ms: int
-    attempts: int = 1
 
 
 class ShardStore:
@@ -84,12 +76,12 @@ class ShardStore:
         state = state or {}
         self.marker = redo_log.marker_from_dict(state["marker"]) if state else Marker()
         self.redo_offset = int(state.get("redo_offset", 0))
-        self.term = int(state.get("term", 0))
+        self.term, self.generation = int(state.get("term", 0)), int(state.get("generation", 0))
         self.groups: list[str] = list(state.get("groups", []))
         self._numbers = {name: number for number, name in enumerate(self.groups) if name}
         self._untold: dict[int, str] = {}
         self.next_group = len(self.groups)  # the number that the next new group gets
-        self.undeliverable = {int(at): Undeliverable(*rest) for at, *rest in state.get("undeliverable", [])}
+        self.undeliverable = Undeliverables.from_rows(state.get("undeliverable", []))
         self.ledger = Ledger(Geometry(state_rows_per_file=self._rows_per_file))
         self.ledger.state_touch = {int(file): int(at) for file, at in state.get("touches", [])}
         self.table = StateTable(self.root / "statetable" / "0", self._rows_per_file, writable=True)
@@ -184,7 +176,7 @@ class ShardStore:
         entries: Array,
         marker: Marker,
         groups: Iterable[tuple[int, str]],
-        refused: Iterable[tuple[int, str]],
+        refused: Iterable[tuple[int, Refusal]],
         redo_offset: int,
         *,
         next_group: int = 0,
@@ -201,22 +193,16 @@ class ShardStore:
             apply_rows(self.table, self.ledger, entries)
             kinds, numbers = kinds_of(entries), numbers_of(entries)
             self.ledger.touch_rows(numbers[kinds != RedoKind.QUARANTINE_OP], marker.now_ms)
-            self._note_refused(kinds, numbers, dict(refused), marker.now_ms)
+            self._note_refused(numbers, kinds, dict(refused), marker.now_ms)
         self.marker, self.redo_offset = marker, redo_offset
         self._unflushed += len(entries) + 1
         if self._unflushed >= self._checkpoint_entries:
             self.checkpoint()
 
-    def _note_refused(self, kinds: Array, numbers: Array, refused: dict[int, str], now_ms: int) -> None:
-        if self.undeliverable:
+    def _note_refused(self, numbers: Array, kinds: Array, refused: dict[int, Refusal], now_ms: int) -> None:
+        if len(self.undeliverable) or refused:
             done = (kinds == RedoKind.RELEASE) | (kinds == RedoKind.DISCARD) | (kinds == RedoKind.IMAGE)
-            for number in numbers[done].tolist():
-                if number not in refused:
-                    self.undeliverable.pop(number, None)
-        for number, reason in refused.items():
-            known = self.undeliverable.get(number)
-            since_ms, attempts = (known.since_ms, known.attempts + 1) if known else (now_ms, 1)
-            self.undeliverable[number] = Undeliverable(reason, since_ms, attempts)
+            self.undeliverable.note(numbers[done].tolist(), refused, now_ms)
 
     def pending_since_before(self, stored_at_s: int, most: int = TOLD_AGAIN_ROWS) -> Iterator[Ints]:
         """Half offsets that are pending and were stored before that second, at most so many at a time."""
@@ -234,8 +220,9 @@ class ShardStore:
             "marker": redo_log.marker_to_dict(self.marker),
             "redo_offset": self.redo_offset,
             "term": self.term,
+            "generation": self.generation,
             "groups": self.groups + [""] * (self.next_group - len(self._untold) - len(self.groups)),
-            "undeliverable": [(at, each.reason, each.since_ms, each.attempts) for at, each in self.undeliverable.items()],
+            "undeliverable": self.undeliverable.to_rows(),
             "touches": sorted(self.ledger.state_touch.items()),
         }
         disk.write_json(self.root / CHECKPOINT, state, CHECKPOINT)

@@ -125,16 +125,24 @@ def watch_shards(metrics: JobMetrics, shards: Callable[[], list[Shard]], clock: 
         metrics.totals.watch(name, partial(_total_of_all, shards, name))
 
 
-def watch_shard(metrics: KafkaMetrics, shard: Shard, ends: Callable[[], tuple[int, int]]) -> None:
-    """One shard by itself. `ends`: where its half and op partitions were last seen to end."""
+def watch_shard(metrics: KafkaMetrics, shard: Shard, ends: Callable[[], tuple[int, int]], kept_for: Callable[[int], float]) -> None:
+    """One shard by itself. `ends`: where its half and op partitions were last seen to end. `kept_for`: which share of its time in
+    the half topic a half has behind it, by the time it was stored at."""
     label, store, traffic = str(shard.partition), shard.store, shard.traffic
     metrics.pending.labels(label).set_function(lambda: store.marker.pending)
     metrics.behind.labels(label, "half").set_function(lambda: max(0, ends()[0] - store.marker.half_cursor))
     metrics.behind.labels(label, "op").set_function(lambda: max(0, ends()[1] - store.marker.op_cursor))
     metrics.undeliverable.labels(label).set_function(lambda: len(store.undeliverable))
+    metrics.undeliverable_age.labels(label).set_function(lambda: kept_for(store.undeliverable.oldest_stored_ms() or 0))
+    metrics.held_back.labels(label).set_function(lambda: float(shard.held_back))
+    metrics.task_s.labels(label).set_function(lambda: _seconds_since(shard.task_since_s))
     metrics.released.watch(label, lambda: traffic.messages)
     metrics.released_bytes.watch(label, lambda: traffic.bytes)
     metrics.failures.watch(label, lambda: traffic.failures)
+
+
+def _seconds_since(begun_s: float | None) -> float:
+    return 0.0 if begun_s is None else time.monotonic() - begun_s
 
 
 def _total_of_all(shards: Callable[[], list[Shard]], name: str) -> int:

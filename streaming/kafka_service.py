@@ -8,10 +8,10 @@ One micro-batch:
     1  collect     columns of metadata from the executors; where Spark's range ends, from its offset log
     2  cut         no op overtakes its half: ops that were read before their halves wait for the next batch
     3  settle      for each shard, side by side: match → task on an executor → read back → apply (settle.py, kafka_shard.py)
-While a batch is settled, Spark goes on and the next one is collected; that one is settled when the whole of this one is applied.
-So Spark's checkpoint may be a batch ahead of the shards, which no one relies on: every start begins at their cursors. A batch that
-fails ends the job, and with it the one that waits.
-Rounds and attempts at undeliverable messages are batches of their own, from the ticker's thread, under the shard's lock.
+While a batch is settled, Spark goes on and the next ones are collected; a shard settles its share of them one after another, and
+none waits for another shard. So Spark's checkpoint may be ahead of the shards, which no one relies on: every start begins at their
+cursors. A batch that fails ends the job, and with it those that wait.
+Rounds and attempts at undeliverable messages are batches of their own, from the tickers' threads, under the shard's lock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
@@ -43,12 +43,12 @@ from escrow.clock import Clock, SystemClock, this_boot
 from escrow.metrics import JobMetrics, KafkaMetrics
 from escrow.settings import Settings
 from sinks.kafka import clients, contract, redo, release
+from sinks.kafka.stuck import is_stuck
 from store.clock import Rules
-from store.columns import how_many_fit
 from store.errors import CursorBeyondLog
 from store.guarded_clock import GuardedClock
 from store.records import HALF, OP, OpKind
-from store.shard import ShardStore, Undeliverable
+from store.shard import ShardStore
 from store.state_table import StateTable
 from streaming.errors import JobError, JobStopped
 from streaming.gauges import count_decisions, count_settled, watch_shard, watch_shards
@@ -68,7 +68,10 @@ FOLLOW_S: Final = 0.2
 STOP_S: Final = 3.0
 WATERMARK_S: Final = 30.0
 PARTITIONS_EVERY_S: Final = 2.0
-RETRY_MESSAGES_MAX: Final = 1_000
+#: A release that takes longer than this is told.
+SLOW_TASK_S: Final = 4.0
+#: Batches that a shard may be behind before Spark waits for it; their records are bounded as those of DEFERRED_BATCHES.
+BATCHES_AHEAD: Final = 64
 LEASE_LOST: Final = "the lease was lost: "
 #: Ops that wait for their halves are kept, up to what so many batches hold (44 bytes each).
 DEFERRED_BATCHES: Final = 4
@@ -92,10 +95,21 @@ class _Part:
         self.shard = shard
         self.settler = Settler(shard, policy, RELEASE_BYTES_MAX)
         self.rounds: Rounds | None = None
-        self.retry_at_ms = 0
         self.claimed_ms = 0
         self.tell_again_ms = 0
         self.telling: Iterator[npt.NDArray[np.int64]] = iter(())
+        self.at_work: list[tuple[Future[None], int]] = []  # batches in their order, with their records
+        self.ends: dict[str, dict[int, int]] | None = None  # of the batch that was settled last
+        self.tick: Future[None] | None = None
+        self.slow_told_s: float | None = None  # of which task that it is slow
+
+    def unfinished(self) -> list[tuple[Future[None], int]]:
+        """Batches that are settled or wait; raises what one has failed with."""
+        for done, _ in self.at_work:
+            if done.done():
+                done.result()
+        self.at_work = [(each, records) for each, records in self.at_work if not each.done()]
+        return self.at_work
 
 
 class KafkaJobService:
@@ -123,8 +137,8 @@ class KafkaJobService:
         self._error: BaseException | None = None
         self._ends: dict[str, dict[int, int]] = {}
         self._early: dict[int, list[Piece]] = {}
-        self._at_work: list[Future[None]] = []  # the batch that is settled, a shard each
         self._pool: ThreadPoolExecutor | None = None
+        self._tick_pool = ThreadPoolExecutor(max_workers=64, thread_name_prefix="tick")
         self._ticker = threading.Thread(target=self._run_ticker, name="ticker", daemon=True)
         self._closed = False
         self.owner = f"{socket.gethostname()}:{os.getpid()}"
@@ -172,9 +186,21 @@ class KafkaJobService:
             client=self.connection.librdkafka(),
             transaction_timeout_ms=self.settings.kafka_transaction_timeout_ms,
         )
-        shard = Shard(store, target, self._run_task, self._stopping)
-        watch_shard(self.kafka_metrics, shard, lambda: self._log_ends.get(partition, (0, 0)))
+        shard = Shard(
+            store,
+            target,
+            self._run_task,
+            self._stopping,
+            pause_max_ms=self.settings.kafka_retry_interval_ms,
+            is_stuck=partial(is_stuck, self.connection),
+        )
+        watch_shard(self.kafka_metrics, shard, lambda: self._log_ends.get(partition, (0, 0)), self._kept_for)
         return _Part(shard, self.policy)
+
+    def _kept_for(self, stored_at_ms: int) -> float:
+        """Which share of its time in the half topic has passed for a half; 0 where there is none."""
+        kept_ms = clients.HALVES_KEPT * self.settings.retention_ms
+        return max(0.0, (self.clock.now_ms() - stored_at_ms) / kept_ms) if stored_at_ms else 0.0
 
     def _shards(self) -> list[Shard]:
         return [part.shard for part in list(self.parts.values())]
@@ -288,9 +314,11 @@ class KafkaJobService:
             stopper = threading.Thread(target=self._stop_query, args=(self._query,), name="stopper", daemon=True)
             stopper.start()
             stopper.join(STOP_S)
-        wait(self._at_work, max(0.0, give_up_s - time.monotonic()))
         if self._ticker.is_alive():
             self._ticker.join(STOP_S)
+        at_work = [done for part in list(self.parts.values()) for done, _ in part.at_work]
+        ticks = [part.tick for part in list(self.parts.values()) if part.tick is not None]
+        wait([*at_work, *ticks], max(0.0, give_up_s - time.monotonic()))
         if self._closed:
             return
         self._closed = True
@@ -332,8 +360,7 @@ class KafkaJobService:
         halves, ops = collect(rows)  # 1
         ends = self._ends_of(batch_id)
         self.metrics.phase_s.labels("collect").observe(time.perf_counter() - started_s)
-        for done in self._at_work:  # the batch before: what it left behind is where this one begins
-            done.result()
+        self._wait_for_room()
         self._open_new(ends)
         for partition, pieces in self._early.items():  # ops of a half partition that Spark had not found yet
             if partition in self.parts:
@@ -344,21 +371,38 @@ class KafkaJobService:
             for partition in self.parts
             if any(ends[topic].get(partition, 0) > self._ends[topic].get(partition, 0) for topic in ends)
         ]
-        assert self._pool is not None
-        self._at_work = [
-            self._pool.submit(self._settle, self.parts[partition], halves.get(partition, []), ops.get(partition, []), ends)
-            for partition in changed
-        ]
+        for partition in changed:
+            self._hand_over(self.parts[partition], halves.get(partition, []), ops.get(partition, []), ends)
         self._ends = ends
         self.batches += 1
+
+    def _wait_for_room(self) -> None:
+        """A shard that waits for something does not make others wait, unless it is far behind: memory is bounded."""
+        records_max = DEFERRED_BATCHES * self.settings.max_records_per_batch
+        for part in list(self.parts.values()):
+            while (waiting := part.unfinished()) and (
+                len(waiting) >= BATCHES_AHEAD or sum(records for _, records in waiting) >= records_max
+            ):
+                waiting[0][0].result()
+
+    def _hand_over(self, part: _Part, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]) -> None:
+        assert self._pool is not None
+        before = part.at_work[-1][0] if part.at_work else None
+        records = sum(len(piece.records) for piece in (*halves, *ops))
+        part.at_work.append((self._pool.submit(self._settle, part, before, halves, ops, ends), records))
 
     def _ends_of(self, batch_id: int) -> dict[str, dict[int, int]]:
         """Where the ranges of a batch end: Spark writes that down before it runs it. (Rows cannot tell: offsets have holes.)"""
         text = (self._checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[-1]
         return {topic: {int(partition): int(at) for partition, at in found.items()} for topic, found in json.loads(text).items()}
 
-    def _settle(self, part: _Part, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]) -> None:
+    def _settle(
+        self, part: _Part, before: Future[None] | None, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]
+    ) -> None:
+        """`before`: the batch before, which begins first: the pool starts them in their order."""
         try:
+            if before is not None:
+                before.result()
             with part.shard.lock:
                 if not self._stopping.is_set():
                     self._settle_shard(part, halves, ops, ends)
@@ -371,6 +415,7 @@ class KafkaJobService:
         for piece in self._pieces(shard, halves, ops, ends):
             settled = part.settler.settle(piece, now_ms)
             count_settled(self.metrics, piece, settled, now_ms)
+        part.ends = ends
         self.metrics.phase_s.labels("settle").observe(time.perf_counter() - started_s)
 
     def _pieces(self, shard: Shard, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]) -> Iterator[Feed]:
@@ -424,12 +469,19 @@ class KafkaJobService:
         ahead = new_ops[(new_ops["half_offset"] >= half_stop) & (new_ops["corrupt"] == 0)]
         if len(ahead):
             ahead = ahead[ahead["half_offset"] < clients.bounds_of(self._half_watcher, self.topics.half, partition)[1]]
+        shard.held_back = self._is_full(shard) and bool(len(new_ops))
+        if shard.held_back:
+            ahead = new_ops
         shard.waits = bool(len(ahead))
         if shard.waits:
             op_stop = int(ahead["op_offset"][0])
         # By name: an op may come before the first half of its group, which gives the group its number.
         shard.deferred = self._keep(shard, [rest for piece in pieces if len((rest := piece.since("op_offset", op_stop)).records)])
         return Feed(marker.half_cursor, half_stop, marker.op_cursor, op_stop, new_halves, new_ops[new_ops["op_offset"] < op_stop])
+
+    def _is_full(self, shard: Shard) -> bool:
+        """Whether no more messages may be set aside: nothing is released then, until some of them go out."""
+        return len(shard.store.undeliverable) >= self.settings.kafka_undeliverable_max
 
     def _end_of(self, topic: str, partition: int) -> int:
         return clients.bounds_of(self._watcher, topic, partition)[1]
@@ -473,18 +525,38 @@ class KafkaJobService:
                 self._brokers.look()
                 self.clock.look()
                 for part in list(self.parts.values()):
-                    self._tick(part)
+                    self._tell_slow(part)
+                    if part.tick is None or part.tick.done():
+                        part.tick = self._tick_pool.submit(self._tick_once, part)
                 if time.monotonic() >= look_s:
                     look_s = time.monotonic() + PARTITIONS_EVERY_S
                     clients.add_partitions(self.connection, self.topics, self._half_partitions())
                     self._look_at_ends()
             except KafkaException as error:  # Kafka is away: the next tick finds it back
                 LOG.warning("tick: %s", error.args[0].str())
-            except JobStopped:
-                return
             except BaseException as error:
                 self._fail(error)
                 return
+
+    def _tell_slow(self, part: _Part) -> None:
+        """A task that makes no headway says so while it is at work, not afterwards."""
+        since_s = part.shard.task_since_s
+        if since_s is not None and since_s != part.slow_told_s and time.monotonic() - since_s > SLOW_TASK_S:
+            part.slow_told_s = since_s
+            LOG.warning(
+                "shard %d: a release is at work for more than %.0f s: Kafka is slow, or a topic does not answer",
+                part.shard.partition, SLOW_TASK_S,
+            )  # fmt: skip
+
+    def _tick_once(self, part: _Part) -> None:
+        try:
+            self._tick(part)
+        except KafkaException as error:  # Kafka is away: the next tick finds it back
+            LOG.warning("shard %d: %s", part.shard.partition, error.args[0].str())
+        except JobStopped:
+            pass
+        except BaseException as error:
+            self._fail(error)
 
     def _look_at_ends(self) -> None:
         """For the metrics: a look at them must not wait for Kafka."""
@@ -506,9 +578,11 @@ class KafkaJobService:
                 done = rounds.rounds_done
                 count_decisions(self.metrics, rounds.work(now_ms, lambda: False))
                 self.metrics.rounds.inc(rounds.rounds_done - done)
-            if part.shard.store.undeliverable and now_ms >= part.retry_at_ms:
-                part.retry_at_ms = now_ms + self.settings.kafka_retry_interval_ms
-                self._retry(part.shard, now_ms)
+            topic = part.shard.retries.due(part.shard.store.undeliverable, now_ms)
+            if topic is not None:
+                part.shard.try_again(topic, now_ms, RELEASE_BYTES_MAX)
+            if part.shard.held_back and part.ends is not None and not self._is_full(part.shard):
+                self._settle_shard(part, [], [], part.ends)
             self._tell_again(part, now_ms)
             if now_ms > self._marker_due_ms(part):
                 part.shard.commit(self._same_place(part.shard, now_ms))
@@ -537,19 +611,6 @@ class KafkaJobService:
     def _same_place(self, shard: Shard, now_ms: int) -> Any:
         marker = shard.marker
         return shard.batch(half_cursor=marker.half_cursor, op_cursor=marker.op_cursor, now_ms=now_ms)
-
-    def _retry(self, shard: Shard, now_ms: int) -> None:
-        half_offsets = next_tries(shard.store.undeliverable, shard.table)
-        batch = self._same_place(shard, now_ms)
-        batch.release_again(half_offsets, shard.table.get(half_offsets)["word"])
-        shard.commit(batch)
-
-
-def next_tries(undeliverable: Mapping[int, Undeliverable], table: StateTable) -> Array:
-    """Half offsets of the messages to try again in one transaction. Who was tried least comes first: everybody has a turn."""
-    order = sorted(undeliverable, key=lambda half_offset: (undeliverable[half_offset].attempts, half_offset))
-    half_offsets = np.array(order[:RETRY_MESSAGES_MAX], np.int64)
-    return np.sort(half_offsets[: how_many_fit(table.get(half_offsets)["size_bytes"], RELEASE_BYTES_MAX)])
 
 
 def pieces_of(feed: Feed, table: StateTable) -> Iterator[Feed]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +26,9 @@ from store.job import Batch
 from store.redo_log import Marker, RedoKind, kinds_of, numbers_of
 from store.shard import ShardStore
 from store.state_table import StateTable
+from store.undeliverable import Refusal
 from streaming.errors import JobCannotStart, JobError, JobStopped
+from streaming.kafka_aside import Retries, next_tries
 from streaming.kafka_records import Piece
 
 LOG: Final = logging.getLogger("escrow.kafka")
@@ -36,6 +39,8 @@ MESSAGE_COST_BYTES: Final = 512
 BACKOFF_S: Final = 0.5
 BACKOFF_MAX_S: Final = 5.0
 _BODY_KINDS: Final = np.array([int(kind) for kind in (RedoKind.RELEASE, RedoKind.DISCARD, RedoKind.CHECK)], np.uint8)
+
+_NO_LANES: Final = np.empty(0, "<u8")
 
 Array = np.ndarray[Any, Any]
 #: Runs a task on an executor: what came of it, or a sentence why it failed. Superseded passes through.
@@ -54,13 +59,21 @@ class Traffic:
 class Shard:
     """One thread at a time, under `lock`."""
 
-    def __init__(self, store: ShardStore, target: release.Target, run_task: RunTask, stopping: threading.Event) -> None:
+    def __init__(
+        self, store: ShardStore, target: release.Target, run_task: RunTask, stopping: threading.Event, *,
+        pause_max_ms: int = 30_000, is_stuck: Callable[[str], bool] = lambda _: False,
+    ) -> None:  # fmt: skip
+        """`pause_max_ms`: between two tries at messages that were set aside. `is_stuck`: see sinks/kafka/stuck.py."""
         self.store, self.target, self._run_task, self._stopping = store, target, run_task, stopping
+        self._is_stuck, self._owner = is_stuck, ""
+        self.retries = Retries(pause_max_ms)
+        self.task_since_s: float | None = None  # a task is at work
         self.partition = target.partition
         self.lock = threading.Lock()
         self.deferred: list[Piece] = []  # ops that were read before their halves
         self.unkept: int | None = None  # where those of them begin that were too many to be kept: they are read again
-        self.waits = False  # for a half that Kafka has and nobody may read yet
+        self.waits = False  # for a half that Kafka has and nobody may read yet, or because it is held back
+        self.held_back = False  # as many messages are set aside as may be: no op is settled
         self.term = 0
         self.traffic = Traffic()
         self._reached_end = False
@@ -81,11 +94,25 @@ class Shard:
         return self.store.batch(half_cursor=half_cursor, op_cursor=op_cursor, now_ms=now_ms)
 
     def commit(self, batch: Batch) -> None:
-        """Steps 1 to 3 of the module's head."""
-        task = self._task(batch)
+        """Steps 1 to 3 of the module's head. New messages stay behind those of their lanes that were set aside."""
+        self._commit(self._task(batch, self.store.undeliverable.lanes()))
+
+    def try_again(self, topic: str, now_ms: int, bytes_max: int) -> None:
+        """Messages for this topic that were set aside, once more."""
+        half_offsets = next_tries(self.store.undeliverable, topic, self.table, bytes_max)
+        batch = self.batch(half_cursor=self.marker.half_cursor, op_cursor=self.marker.op_cursor, now_ms=now_ms)
+        batch.release_again(half_offsets, self.table.get(half_offsets)["word"])
+        self.retries.begin(topic)
+        self._commit(self._task(batch, _NO_LANES))
+        released = sum(half_offset not in self.store.undeliverable for half_offset in half_offsets.tolist())
+        self.retries.tried(topic, released, now_ms)
+        if released:
+            LOG.warning("shard %d: %d messages that were set aside are released", self.partition, released)
+
+    def _commit(self, task: release.Task) -> None:
         wait_s = BACKOFF_S
         while True:
-            done = self._run_task(task)  # 1
+            done = self._timed(task)  # 1
             if isinstance(done, release.Done):
                 break
             self.traffic.failures += 1
@@ -93,22 +120,41 @@ class Shard:
             if self._stopping.wait(wait_s):
                 raise JobStopped("asked to stop before the batch was written")
             wait_s = min(2 * wait_s, BACKOFF_MAX_S)
+            if done.startswith(release.UNTAKEN) and self._is_stuck(self.target.producer_id):
+                task = self._under_the_next_id(task)
+                if self.marker.sequence >= task.marker.sequence:  # it had been written after all
+                    return
         try:
             self._follow_until(task.marker.sequence)  # 2, 3
         except KafkaException as error:
             # Going on without it, the next batch would have this one's number, and be taken for written.
             raise JobError(f"shard {self.partition}: the redo topic cannot be read: {error.args[0].str()}") from error
         self.names_told = True
+        self.retries.note(self.store.undeliverable, done.barred, task.marker.now_ms)
         self.traffic.messages += done.messages
         self.traffic.bytes += done.bytes
 
-    def _task(self, batch: Batch) -> release.Task:
+    def _under_the_next_id(self, task: release.Task) -> release.Task:
+        told = self.names_told
+        self.claim(self._owner, task.marker.now_ms)
+        self.names_told = told
+        LOG.warning("shard %d goes on under transactional id %s", self.partition, self.target.producer_id)
+        return replace(task, target=self.target, term=self.term)
+
+    def _timed(self, task: release.Task) -> release.Done | str:
+        self.task_since_s = time.monotonic()
+        try:
+            return self._run_task(task)
+        finally:
+            self.task_since_s = None
+
+    def _task(self, batch: Batch, lanes: Array) -> release.Task:
         entries = batch.entries
-        packed = redo.pack_entries(entries) if len(entries) else b""
+        packed, windows = redo.pack_entries(entries) if len(entries) else b"", self._windows(entries)
         # The first batch of a term tells all names: earlier versions told each of them once.
         names = self.store.names_for(entries) if self.names_told else self.store.all_names()
-        windows, next_group = self._windows(entries), self.store.next_group
-        return release.Task(self.target, self.term, batch.marker, packed, names, windows, next_group)
+        rest = self.store.next_group, lanes.tobytes(), self.retries.barred()
+        return release.Task(self.target, self.term, batch.marker, packed, names, windows, *rest)
 
     def _windows(self, entries: Array) -> list[int]:
         """After how many bodies the task should begin a new piece."""
@@ -156,22 +202,28 @@ class Shard:
                 continue
             # The end of a partition that a master writes to all the time may never be told.
             self._reached_end |= event.redo_offset >= self._catch_up_to
-            self._see_term(event.term)
+            self._see_term(event.term, event.generation)
             if isinstance(event, redo.RedoBatch):
                 if self._passed_over and event.marker.sequence > self.store.marker.sequence + 1 > 1:
                     LOG.warning("%s: the redo topic has lost batches that were not applied here: rebuilt from it", self.store.root)
                     return self._rebuild()
                 self._passed_over = False
                 if event.refused:
-                    LOG.warning(
-                        "shard %d: Kafka refuses %d messages, first %s", self.partition, len(event.refused), event.refused[0]
-                    )
+                    self._tell_refused(event.refused)
                 self.store.apply(
                     event.entries, event.marker, event.groups, event.refused, event.redo_offset, next_group=event.next_group
                 )  # fmt: skip
 
-    def _see_term(self, term: int) -> None:
-        self.store.term = max(self.store.term, term)
+    def _tell_refused(self, refused: list[tuple[int, Refusal]]) -> None:
+        half_offset, first = refused[0]
+        if any(half_offset not in self.store.undeliverable for half_offset, _ in refused):
+            LOG.warning(
+                "shard %d: %d messages are set aside and tried again, first %d: %s",
+                self.partition, len(refused), half_offset, first.reason,
+            )  # fmt: skip
+
+    def _see_term(self, term: int, generation: int) -> None:
+        self.store.term, self.store.generation = max(self.store.term, term), max(self.store.generation, generation)
         if self.term and term > self.term:
             raise release.Superseded(f"shard {self.partition} belongs to term {term}, this is term {self.term}")
 
@@ -191,11 +243,15 @@ class Shard:
 
     def claim(self, owner: str, now_ms: int) -> None:
         """Take the shard over: from here on no earlier driver can write to it. Then the rows must fit; if not, they are rebuilt."""
-        self.term = 0
+        self.term, self._owner = 0, owner
         self._require_truth()
-        term, sequence = release.claim(self.target, owner, now_ms, self.store.term)
+        known = replace(self.target, generation=max(self.target.generation, self.store.generation))
+        term, sequence, generation = release.claim(known, owner, now_ms, self.store.term, self._is_stuck)
         while self.store.term < term:
             self.follow(0.5)
+        if generation > known.generation:
+            self._follow_until(sequence)
+        self.target = replace(known, generation=generation)
         if not self.store.sound:
             LOG.warning("%s: its rows do not fit its marker: rebuilt from the redo topic", self.store.root)
             self._rebuild()

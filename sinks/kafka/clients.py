@@ -24,6 +24,8 @@ LOG: Final = logging.getLogger("escrow.kafka")
 ADMIN_S: Final = 60.0
 LOOK_S: Final = 3.0
 RECONNECT_MS: Final = 1_000
+#: Half, op, redo and discard topic keep records for so many times fileReservedTime.
+HALVES_KEPT: Final = 2
 #: librdkafka wants a group of whoever reads, and asks the brokers for it. Nobody joins this one, and no offset is committed in it.
 NO_GROUP: Final = "escrow-reads-only"
 
@@ -83,6 +85,19 @@ class Connection:
             options |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": _text(self.tls_cert_file)}
             options["ssl.keystore.key"] = _text(self.tls_key_file)
         return options
+
+    def kafka_python(self) -> dict[str, Any]:
+        """The same for kafka-python, which reads the files itself."""
+        options: dict[str, Any] = {
+            "bootstrap_servers": self.bootstrap_servers.split(","),
+            "security_protocol": self.security_protocol,
+            "request_timeout_ms": int(1000 * LOOK_S),
+        }
+        if self.security_protocol.startswith("SASL"):
+            options |= {"sasl_mechanism": self.sasl_mechanism, "sasl_plain_username": self.sasl_username}
+            options["sasl_plain_password"] = self.password
+        files = {"ssl_cafile": self.tls_ca_file, "ssl_certfile": self.tls_cert_file, "ssl_keyfile": self.tls_key_file}
+        return options | {name: file for name, file in files.items() if file}
 
     def admin(self) -> AdminClient:
         return AdminClient(self.librdkafka())
@@ -147,7 +162,8 @@ def ensure_topics(
     admin = connection.admin()
     there = admin.list_topics(timeout=ADMIN_S).topics
     shards = len(there[topics.half].partitions) if topics.half in there else partitions
-    logged, kept = {topic_settings.TIMESTAMP_TYPE: topic_settings.LOG_APPEND}, topic_settings.kept(2 * retention_ms)
+    logged = {topic_settings.TIMESTAMP_TYPE: topic_settings.LOG_APPEND}
+    kept = topic_settings.kept(HALVES_KEPT * retention_ms)
     wanted = {
         topics.half: (shards, logged | kept),
         topics.op: (shards, logged | kept),

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -21,12 +21,14 @@ from sinks.errors import RedoBroken
 from sinks.kafka import contract
 from sinks.kafka.clients import NO_GROUP, bounds_of
 from store.redo_log import MARKER, NUMBER_MASK, REDO, Marker, batch_crc, decode_marker, encode_marker
+from store.undeliverable import Refusal
 
 CLAIM, ENTRIES, GROUPS, REFUSED, MARK = b"claim", b"entries", b"groups", b"refused", b"marker"
-#: Uncompressed, so many fit into Kafka's default record; of groups whatever their names are (contract.GROUP_MAX_BYTES).
+#: Uncompressed, so many fit into Kafka's default record; of groups whatever their names are (contract.GROUP_MAX_BYTES), of
+#: refusals whatever topic and reason are.
 ENTRIES_PER_RECORD: Final = 32_768
 GROUPS_PER_RECORD: Final = 1_024
-REFUSED_PER_RECORD: Final = 2_048
+REFUSED_PER_RECORD: Final = 1_024
 #: Characters: a reason may repeat what a client wrote.
 REASON_MAX: Final = 400
 POLL_S: Final = 1.0
@@ -44,6 +46,7 @@ class Claim:
     partition: int
     redo_offset: int  # behind the record
     term: int
+    generation: int = 0  # of the shard's transactional id
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,17 @@ class RedoBatch:
     marker: Marker
     term: int
     groups: list[tuple[int, str]] = field(default_factory=list)
-    refused: list[tuple[int, str]] = field(default_factory=list)
+    refused: list[tuple[int, Refusal]] = field(default_factory=list)
     next_group: int = 0  # the next free number
+    generation: int = 0
+
+
+class Last(NamedTuple):
+    """The end of a redo partition: the last marker's sequence, the highest term and generation; 0 where there is none."""
+
+    sequence: int = 0
+    term: int = 0
+    generation: int = 0
 
 
 def pack_entries(entries: Array) -> bytes:
@@ -70,27 +82,35 @@ def unpack_entries(packed: bytes) -> Array:
     return np.ascontiguousarray(raw.reshape(REDO.itemsize, -1).T).reshape(-1).view(REDO)
 
 
-def claim_record(term: int, owner: str, at_ms: int) -> Record:
-    return [(contract.REDO, CLAIM)], json.dumps({"term": term, "owner": owner, "at_ms": at_ms}).encode()
+def claim_record(term: int, owner: str, at_ms: int, generation: int) -> Record:
+    value = {"term": term, "owner": owner, "at_ms": at_ms, "generation": generation}
+    return [(contract.REDO, CLAIM)], json.dumps(value).encode()
 
 
 def batch_records(
-    entries: Array, marker: Marker, term: int, groups: list[tuple[int, str]], refused: dict[int, str], *, next_group: int = 0
+    entries: Array,
+    marker: Marker,
+    term: int,
+    groups: list[tuple[int, str]],
+    refused: Mapping[int, Refusal],
+    *,
+    next_group: int = 0,
+    generation: int = 0,
 ) -> Iterator[Record]:
     """A batch as records, the marker last."""
     for first in range(0, len(entries), ENTRIES_PER_RECORD):
         yield [(contract.REDO, ENTRIES)], pack_entries(entries[first : first + ENTRIES_PER_RECORD])
     yield from _texts(GROUPS, groups, GROUPS_PER_RECORD)
-    reasons = [(half_offset, reason[:REASON_MAX]) for half_offset, reason in refused.items()]
+    reasons = [(half_offset, why.reason[:REASON_MAX], *why[1:]) for half_offset, why in refused.items()]
     yield from _texts(REFUSED, reasons, REFUSED_PER_RECORD)
     encoded = encode_marker(marker, len(entries))
     encoded["crc"] = batch_crc(entries.tobytes(), encoded.tobytes(), marker.sequence)
-    rest = {"term": term, "new_groups": len(groups), "next_group": next_group}
+    rest = {"term": term, "new_groups": len(groups), "next_group": next_group, "generation": generation}
     yield [(contract.REDO, MARK)], encoded.tobytes() + json.dumps(rest).encode()
 
 
-def _texts(kind: bytes, numbered: list[tuple[int, str]], per_record: int) -> Iterator[Record]:
-    """Pairs of a number and a text, as records that fit."""
+def _texts(kind: bytes, numbered: Sequence[tuple[Any, ...]], per_record: int) -> Iterator[Record]:
+    """A number, a text and maybe more, as records that fit."""
     for first in range(0, len(numbered), per_record):
         yield [(contract.REDO, kind)], zlib.compress(json.dumps(numbered[first : first + per_record]).encode(), 1)
 
@@ -107,7 +127,7 @@ class Decoder:
         """What belongs to one batch."""
         self._parts: list[Array] = []
         self._groups: list[tuple[int, str]] = []
-        self._refused: list[tuple[int, str]] = []
+        self._refused: list[tuple[int, Refusal]] = []
 
     def take(self, message: Message) -> Claim | RedoBatch | None:
         """What this record completes, if anything."""
@@ -117,7 +137,8 @@ class Decoder:
             if kind == CLAIM:
                 self._forget()
                 self._cut = False
-                return Claim(self.partition, behind, int(json.loads(value)["term"]))
+                found = json.loads(value)
+                return Claim(self.partition, behind, int(found["term"]), int(found.get("generation", 0)))
             if kind == ENTRIES:
                 self._parts.append(unpack_entries(value))
                 return None
@@ -125,7 +146,7 @@ class Decoder:
                 self._groups += _pairs(json.loads(zlib.decompress(value)))
                 return None
             if kind == REFUSED:
-                self._refused += _pairs(json.loads(zlib.decompress(value)))
+                self._refused += _refusals(json.loads(zlib.decompress(value)))
                 return None
             if kind == MARK:
                 return self._batch(value, behind)
@@ -150,13 +171,18 @@ class Decoder:
         if len(groups) != told:
             raise ValueError(f"batch {marker.sequence} has the names of {told} groups, and {len(groups)} are there")
         groups += _pairs(rest.get("groups", []))  # where both stood at first
-        refused += _pairs(rest.get("refused", []))
-        term, next_group = int(rest["term"]), int(rest.get("next_group", 0))
-        return RedoBatch(self.partition, behind, entries, marker, term, groups, refused, next_group)
+        refused += _refusals(rest.get("refused", []))
+        term, next_group, generation = int(rest["term"]), int(rest.get("next_group", 0)), int(rest.get("generation", 0))
+        return RedoBatch(self.partition, behind, entries, marker, term, groups, refused, next_group, generation)
 
 
 def _pairs(found: list[Any]) -> list[tuple[int, str]]:
     return [(int(number), str(text)) for number, text in found]
+
+
+def _refusals(found: list[Any]) -> list[tuple[int, Refusal]]:
+    """Of earlier versions: number and reason alone."""
+    return [(int(number), Refusal(str(reason), *rest)) for number, reason, *rest in found]
 
 
 def redo_consumer(options: dict[str, Any]) -> Consumer:
@@ -219,11 +245,8 @@ class Follower:
         self._consumer.close()
 
 
-def last_of(options: dict[str, Any], topic: str, partition: int, timeout_s: float) -> tuple[int, int]:
-    """(sequence of the last marker, highest term) in a redo partition; 0 where there is none.
-
-    Only what is near the end is read: a marker carries the term of its writer, so the last marker and the claims behind it tell.
-    """
+def last_of(options: dict[str, Any], topic: str, partition: int, timeout_s: float) -> Last:
+    """Only what is near the end is read: a marker carries the term of its writer, so the last one and the claims behind it tell."""
     # The end of a partition is told when the broker has waited for more in vain: half a second by default.
     consumer = redo_consumer({**options, "fetch.wait.max.ms": 10})
     try:
@@ -231,25 +254,26 @@ def last_of(options: dict[str, Any], topic: str, partition: int, timeout_s: floa
         distance = LOOK_BACK
         while True:
             start = max(begin, end - distance)
-            sequence, term = _scan(consumer, TopicPartition(topic, partition, start))
-            if sequence or start == begin:
-                return sequence, term
+            last = _scan(consumer, TopicPartition(topic, partition, start))
+            if last.sequence or start == begin:
+                return last
             distance *= 8
     finally:
         consumer.close()
 
 
-def _scan(consumer: Consumer, place: TopicPartition) -> tuple[int, int]:
-    """(last sequence, highest term) from a place to the end."""
-    sequence = term = 0
+def _scan(consumer: Consumer, place: TopicPartition) -> Last:
+    """From a place to the end."""
+    last = Last()
     consumer.assign([place])
     while True:
         for _, message in read_some(consumer, POLL_S):
             if message is None:
-                return sequence, term
+                return last
             kind, value = contract.first_header(contract.headers_of(message), contract.REDO), message.value() or b""
-            if kind == CLAIM:
-                term = max(term, int(json.loads(value)["term"]))
-            elif kind == MARK:
-                sequence = decode_marker(np.frombuffer(value[: MARKER.itemsize], MARKER, 1)[0]).sequence
-                term = max(term, int(json.loads(value[MARKER.itemsize :])["term"]))
+            if kind in (CLAIM, MARK):
+                told = json.loads(value if kind == CLAIM else value[MARKER.itemsize :])
+                term, generation = max(last.term, int(told["term"])), max(last.generation, int(told.get("generation", 0)))
+                last = Last(last.sequence, term, generation)
+            if kind == MARK:
+                last = last._replace(sequence=decode_marker(np.frombuffer(value[: MARKER.itemsize], MARKER, 1)[0]).sequence)

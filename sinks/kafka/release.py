@@ -11,7 +11,7 @@ Everything that is written follows from the batch's redo entries:
 Steps of `run`:
     1  init_transactions: nobody else can write under this transactional id any more
     2  look into the redo partition: was the batch written, does the shard belong to somebody else?
-    3  begin, bodies and effects, flush; where Kafka refused messages: abort, and again without them
+    3  begin, bodies and effects, flush; where Kafka refused messages, or a topic does not answer: abort, and again without them
     4  redo records, commit
 A process that wrote the batch before this one begins at 3: if anybody came between, Kafka fences it. After any failure the
 producer is thrown away: the next attempt begins at 1, and 2 decides what became of a commit whose answer was lost.
@@ -22,7 +22,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
@@ -35,11 +34,19 @@ from confluent_kafka.admin import AclOperation, AdminClient
 from sinks.kafka import clients, contract, redo
 from sinks.kafka.collector import no_collector
 from sinks.kafka.contract import BORN_TIME, OURS, PARTITION, TOPIC, TRANSACTION_ID
+from sinks.kafka.reach import problem_of
+from sinks.kafka.refusals import Failure, Known, lane_of
 from store.consume_queue import REASON_SHIFT
 from store.records import OpKind, State, Via, check_count_of
 from store.redo_log import REDO, Marker, RedoKind, kinds_of, numbers_of
+from store.undeliverable import NO_LANE, Refusal
 
 DEADLINE_S: Final = 60.0
+#: Messages that make no headway for this long are set aside. Nothing is lost if that was too soon: they are tried again.
+STALL_S: Final = 3.0
+#: A transactional id that cannot be taken for so long may be held by a partition that nobody can write to (sinks/kafka/stuck.py).
+TAKE_S: Final = 5.0
+FLUSH_S: Final = 0.5
 ATTEMPTS_MAX: Final = 3
 #: Offsets that are read along rather than jumped over: a jump empties the client's read-ahead.
 GAP_MAX: Final = 256
@@ -58,6 +65,7 @@ BATCH_MESSAGES_MAX: Final = 1_000
 #: Halves in an ASKED op: half of Kafka's default record.
 ASKED_PER_RECORD: Final = 65_536
 _DIGITS_MAX: Final = 18
+BEHIND: Final = "it waits behind another message of its key"
 #: Errors that say "not this message"; all others say "not now".
 REFUSALS: Final = frozenset(
     {
@@ -92,6 +100,10 @@ class Unwritten(Exception):
     """The batch was not written, or it is not known whether it was; trying again is safe."""
 
 
+class Untaken(Unwritten):
+    """The shard's transactional id cannot be taken now."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where a shard's batches go, and as whom."""
@@ -101,11 +113,19 @@ class Target:
     transactional_id: str
     client: dict[str, Any]
     transaction_timeout_ms: int
+    generation: int = 0  # goes up when Kafka can give the id to nobody (sinks/kafka/stuck.py)
+
+    @property
+    def producer_id(self) -> str:
+        """The transactional id in use."""
+        return f"{self.transactional_id}.{self.generation}" if self.generation else self.transactional_id
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A batch to be written. `windows`: after how many bodies the next piece begins, so that memory stays bounded."""
+    """A batch to be written. `windows`: after how many bodies the next piece begins, so that memory stays bounded. `lanes`: of
+    messages that were set aside before (uint64), which others of the same lane may not overtake. `barred`: topics that take
+    nothing now, and why."""
 
     target: Target
     term: int
@@ -114,6 +134,8 @@ class Task:
     groups: list[tuple[int, str]]
     windows: list[int] = field(default_factory=list)
     next_group: int = 0
+    lanes: bytes = b""
+    barred: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +147,7 @@ class Done:
     written: bool  # False: it had been written before
     messages: int = 0
     bytes: int = 0
+    barred: dict[str, str] = field(default_factory=dict)  # topics that took nothing, and why
     executor: str = ""  # host and number of the process whose children run an executor's tasks
 
 
@@ -179,7 +202,7 @@ _owners: dict[str, _Owner] = {}
 
 def run(task: Task) -> Done:
     """Write a batch unless it is there; Superseded where the shard is another's."""
-    key = f"{task.target.transactional_id}/{task.term}"
+    key = f"{task.target.producer_id}/{task.term}"
     for attempt in range(ATTEMPTS_MAX):
         try:
             owner = _owners.get(key)
@@ -191,6 +214,9 @@ def run(task: Task) -> Done:
             owner.sequence = max(owner.sequence, task.marker.sequence)
             _rest(key, TopicPartition(task.target.topics.half, task.target.partition))
             return done
+        except Untaken:
+            _forget(key)
+            raise
         except (KafkaException, SystemError) as error:  # the client raises SystemError where it was fenced while it sent
             _forget(key)
             if attempt + 1 == ATTEMPTS_MAX:
@@ -202,6 +228,7 @@ def run(task: Task) -> Done:
 
 
 SUPERSEDED: Final = "superseded: "
+UNTAKEN: Final = "not taken: "
 
 
 def attempt(task: Task) -> Done | str:
@@ -211,6 +238,8 @@ def attempt(task: Task) -> Done | str:
             return replace(run(task), executor=f"{socket.gethostname()}/{os.getppid()}")
     except Superseded as error:
         return f"{SUPERSEDED}{error}"
+    except Untaken as error:
+        return f"{UNTAKEN}{error}"
     except Unwritten as error:
         return str(error)
     except KafkaException as error:
@@ -237,7 +266,7 @@ def _forget(key: str) -> None:
 def _take(task: Task, key: str) -> _Owner:
     """Steps 1 and 2."""
     target = task.target
-    for other in [other for other in _owners if other.startswith(f"{target.transactional_id}/")]:
+    for other in [other for other in _owners if other.startswith(f"{target.producer_id}/")]:
         _forget(other)
     producer, sequence = _fence(task)
     owner = _owners[key] = _Owner(producer, target.client, sequence)
@@ -248,11 +277,18 @@ def _fence(task: Task, *, packs: bool = False) -> tuple[Producer, int]:
     """Steps 1 and 2: a producer that alone can write, and the sequence of the shard's last batch."""
     target = task.target
     producer = make_producer(target, packs=packs)
-    producer.init_transactions(DEADLINE_S)  # 1
-    sequence, term = redo.last_of(target.client, target.topics.redo, target.partition, DEADLINE_S)  # 2
-    if term > task.term:
-        raise Superseded(f"shard {target.partition} belongs to term {term}, this is term {task.term}")
-    return producer, sequence
+    try:
+        producer.init_transactions(TAKE_S)  # 1
+    except KafkaException as error:
+        raise Untaken(f"shard {target.partition}: {target.producer_id}: {error.args[0].str()}") from error
+    last = _last(target)  # 2
+    if last.term > task.term:
+        raise Superseded(f"shard {target.partition} belongs to term {last.term}, this is term {task.term}")
+    return producer, last.sequence
+
+
+def _last(target: Target) -> redo.Last:
+    return redo.last_of(target.client, target.topics.redo, target.partition, DEADLINE_S)
 
 
 def make_producer(target: Target, *, packs: bool = False) -> Producer:
@@ -260,7 +296,7 @@ def make_producer(target: Target, *, packs: bool = False) -> Producer:
     looks at what it is sent, so a half that came compressed may fit only if it leaves compressed (`packs`)."""
     options = {
         "compression.type": "zstd" if packs else "none",
-        "transactional.id": target.transactional_id,
+        "transactional.id": target.producer_id,
         "transaction.timeout.ms": target.transaction_timeout_ms,
         "partitioner": "murmur2_random",
         "message.max.bytes": 1_000_000_000,
@@ -279,17 +315,50 @@ def make_producer(target: Target, *, packs: bool = False) -> Producer:
     return Producer({**target.client, **options})
 
 
-def claim(target: Target, owner: str, at_ms: int, known_term: int) -> tuple[int, int]:
-    """Take a shard over: (its new term, sequence of its last batch). Terms go up also where retention has taken the last claim."""
-    producer = make_producer(target)
-    producer.init_transactions(DEADLINE_S)
-    sequence, term = redo.last_of(target.client, target.topics.redo, target.partition, DEADLINE_S)
-    term = max(term, known_term) + 1
-    headers, value = redo.claim_record(term, owner, at_ms)
+class Claimed(NamedTuple):
+    """A shard that was taken over, and where its last batch is."""
+
+    term: int
+    sequence: int
+    generation: int
+
+
+def claim(target: Target, owner: str, at_ms: int, known_term: int, is_stuck: Callable[[str], bool] = lambda _: False) -> Claimed:
+    """Take a shard over. Terms go up also where retention has taken the last claim. An id that `is_stuck` is left for the next one:
+    1  take the id, or the next one where Kafka can give it to nobody
+    2  read the redo partition, write the claim
+    3  make sure that nobody writes under the id that was left, and look what was written last
+    """
+    target = replace(target, generation=max(target.generation, _last(target).generation))
+    left: list[Target] = []
+    while (producer := _taken(target, is_stuck)) is None:  # 1
+        left.append(target)
+        target = replace(target, generation=target.generation + 1)
+    last = _last(target)  # 2
+    if last.generation > target.generation:  # somebody was faster
+        return claim(replace(target, generation=last.generation), owner, at_ms, known_term, is_stuck)
+    term = max(last.term, known_term) + 1
+    headers, value = redo.claim_record(term, owner, at_ms, target.generation)
     producer.begin_transaction()
     producer.produce(target.topics.redo, value, partition=target.partition, headers=list(headers))
     producer.commit_transaction(DEADLINE_S)
-    return term, sequence
+    for old in left:  # 3
+        _taken(old, is_stuck)
+    return Claimed(term, _last(target).sequence if left else last.sequence, target.generation)
+
+
+def _taken(target: Target, is_stuck: Callable[[str], bool]) -> Producer | None:
+    """Its transactional producer: who had the id before is fenced. None where Kafka can give it to nobody."""
+    producer, give_up_s = make_producer(target), time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            producer.init_transactions(TAKE_S)
+            return producer
+        except KafkaException as error:
+            if is_stuck(target.producer_id):
+                return None
+            if not error.args[0].retriable() or time.monotonic() > give_up_s:
+                raise
 
 
 # --- one transaction ------------------------------------------------------------------------------------------------------------
@@ -298,7 +367,7 @@ def _write(owner: _Owner, task: Task) -> Done:
     entries = redo.unpack_entries(task.packed_entries) if task.packed_entries else np.empty(0, REDO)
     refused: dict[int, str] = {}
     singly: set[int] = set()
-    knows = _Known(task.marker.now_ms)
+    knows = Known(task.marker.now_ms, task.barred)
     while True:
         attempt = _Attempt(owner, task, refused, singly, knows)
         owner.producer.begin_transaction()
@@ -307,13 +376,13 @@ def _write(owner: _Owner, task: Task) -> Done:
             attempt.flush()
             if not attempt.failed:
                 break
-        except _Refused:
+        except (_Refused, _Stalled):
             pass
         except KafkaException as error:
             # Without the right to write to one topic nothing of the transaction goes out, and no report says why.
             if error.args[0].code() not in UNEXPLAINED or not knows.bar(_unwritable(task.target, owner.topics)):
                 raise
-        if attempt.failed:  # otherwise Kafka knows of no transaction, and to abort it would be an error
+        if attempt.failed or attempt.stalled:  # otherwise Kafka knows of no transaction, and to abort it would be an error
             attempt.judge()
             owner.producer.abort_transaction(DEADLINE_S)
         # After a refusal the client's sequence numbers have a gap, which the broker does not forgive: a new one, from step 1.
@@ -323,69 +392,8 @@ def _write(owner: _Owner, task: Task) -> Done:
             return Done(task.target.partition, task.marker.sequence, written=False)
     attempt.redo(entries)  # 4
     owner.producer.commit_transaction(DEADLINE_S)
-    return Done(task.target.partition, task.marker.sequence, written=True, messages=attempt.messages, bytes=attempt.bytes)
-
-
-class _Failure(NamedTuple):
-    """What Kafka says of a message, and what it may have said it for."""
-
-    error: KafkaError
-    topic: str
-    value: bytes
-    has_key: bool
-
-
-class _Known:
-    """What refusals have taught within one batch: others like them need not be tried, one transaction each."""
-
-    def __init__(self, now_ms: int) -> None:
-        self._now_ms = now_ms
-        self.anything = False  # asked for each message
-        self.barred: dict[str, str] = {}  # topic: why nothing goes there
-        self.packs = False  # something was too large as it is: it is tried compressed
-        self._too_large: dict[str, int] = {}  # topic: the smallest body that was too large, in compressed bytes
-        self._wants_keys: set[str] = set()
-        self._too_early: dict[str, int] = {}  # topic: the latest time that was too early
-        self._too_late: dict[str, int] = {}  # topic: the earliest that was too late
-
-    def refuse(self, failure: _Failure, at_ms: int) -> None:
-        """`at_ms`: its time, 0 where Kafka gave it."""
-        self.anything = True
-        code, topic = failure.error.code(), failure.topic
-        if code == KafkaError.MSG_SIZE_TOO_LARGE:
-            size_bytes = _packed_bytes(failure.value)
-            self._too_large[topic] = min(size_bytes, self._too_large.get(topic, size_bytes))
-        elif code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            self.barred[topic] = failure.error.str()
-        elif code == KafkaError.INVALID_RECORD and not failure.has_key:  # a compacted topic
-            self._wants_keys.add(topic)
-        elif code == KafkaError.INVALID_TIMESTAMP and at_ms > self._now_ms:
-            self._too_late[topic] = min(at_ms, self._too_late.get(topic, at_ms))
-        elif code == KafkaError.INVALID_TIMESTAMP:
-            self._too_early[topic] = max(at_ms, self._too_early.get(topic, at_ms))
-
-    def bar(self, reasons: Mapping[str, str]) -> bool:
-        """Nothing goes to these topics; False where that was known."""
-        new = {topic: reason for topic, reason in reasons.items() if topic not in self.barred}
-        self.barred.update(new)
-        self.anything = self.anything or bool(new)
-        return bool(new)
-
-    def problem(self, topic: str, value: bytes, has_key: bool, at_ms: int) -> str:
-        """Why a message would be refused as others were; "" where nothing speaks against it. `at_ms` 0: Kafka gives the time."""
-        limit = self._too_large.get(topic)
-        if limit is not None and len(value) >= limit and _packed_bytes(value) >= limit:
-            return f"too large for topic {topic}, as another of {limit} bytes (compressed) was"
-        if not has_key and topic in self._wants_keys:
-            return f"topic {topic} does not take messages without a key"
-        if at_ms and not self._too_early.get(topic, 0) < at_ms < self._too_late.get(topic, at_ms + 1):
-            return f"topic {topic} does not take messages of the time {at_ms}: it is too far from now"
-        return self.barred.get(topic, "")
-
-
-def _packed_bytes(value: bytes) -> int:
-    """About what a body has when it is compressed; not more than it has as it is."""
-    return min(len(value), len(zlib.compress(value, 1)))
+    sent = attempt.messages, attempt.bytes
+    return Done(task.target.partition, task.marker.sequence, True, *sent, barred=knows.barred)
 
 
 def _unwritable(target: Target, topics: Iterable[str]) -> dict[str, str]:
@@ -409,20 +417,42 @@ class _Refused(Exception):
     """Kafka refused a message: this transaction can only be aborted."""
 
 
+class _Stalled(Exception):
+    """A topic does not take its messages: this transaction can only be aborted."""
+
+
+class _Headway:
+    """Whether what waits to be sent becomes less."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._left, self._since_s, self._patience_s = -1, time.monotonic(), patience_s
+
+    def is_lost(self, left: int) -> bool:
+        if left < self._left or self._left < 0:
+            self._left, self._since_s = left, time.monotonic()
+        return time.monotonic() - self._since_s >= self._patience_s
+
+
 class _Attempt:
     """One try at the transaction.
 
     When Kafka refuses a batch of messages, all in it fail, the innocent too. So those that failed are sent one by one in the next
-    try (`singly`), and only who fails then is `refused` for good. Everything but a refusal is a failure of the whole attempt.
+    try (`singly`), and only who fails then is `refused` for good. A real topic that makes no headway is barred, and all that would
+    go there is refused. Who comes behind a refused message of its lane is refused, too (`lanes`). Everything else is a failure of
+    the whole attempt.
     """
 
-    def __init__(self, owner: _Owner, task: Task, refused: dict[int, str], singly: set[int], knows: _Known) -> None:
+    def __init__(self, owner: _Owner, task: Task, refused: dict[int, str], singly: set[int], knows: Known) -> None:
         self.owner, self.task, self.refused, self.singly, self.knows = owner, task, refused, singly, knows
         self.target, self.topics = task.target, task.target.topics
-        self.failed: dict[int, _Failure] = {}
+        self.failed: dict[int, Failure] = {}
         self.times: dict[int, int] = {}  # of those that are tried alone: no report tells it
         self.failure: KafkaError | None = None
         self.purged: KafkaError | None = None
+        self.stalled: set[str] = set()
+        self.giving_up = self.to_real_topics = False
+        self.lanes: set[int] = set(np.frombuffer(task.lanes, "<u8").tolist())
+        self.held: dict[int, tuple[int, str, int]] = {}  # of the refused: lane, topic, stored_at_ms
         self.judged = False
         self.messages = self.bytes = 0
         self.began_s = 0.0  # the window
@@ -470,19 +500,22 @@ class _Attempt:
         return found
 
     # --- effects ---
-    def _release(self, half_offsets: list[int], halves: Mapping[int, Any]) -> None:
+    def _release(self, half_offsets: list[int], halves: Mapping[int, Any]) -> None:  # noqa: PLR0912 - one loop, see below
         """To their real topics. One loop with few calls: with one for each step it took a fifth more of the processor's time.
         (`Any`: a message as the client gives it; its own types are wider.)"""
         produce: Callable[..., None] = self.owner.producer.produce
         place, refused = self.place, self.refused
+        self.to_real_topics |= bool(half_offsets)
         careful = self.knows.anything or bool(self.singly)
         topics: dict[bytes | None, str] = {}  # that take messages, by what the header says
+        lanes = self.lanes
         sent = sent_bytes = 0
         for first in range(0, len(half_offsets), COMPANY_MAX):
             company = half_offsets[first : first + COMPANY_MAX]
             report = partial(self._failed, company)
             for half_offset in company:
                 if half_offset in refused:
+                    self._hold(half_offset, halves)
                     continue
                 half, named, partition, born_ms = halves[half_offset], None, -1, -1
                 headers: _Headers = []
@@ -496,13 +529,18 @@ class _Attempt:
                         partition = _number(header[1], -1)
                     elif name == BORN_TIME:
                         born_ms = _number(header[1], born_ms)
+                value, key = half.value(), half.key()
+                if lanes and lane_of(_text(named), key, partition) in lanes:
+                    refused[half_offset] = BEHIND
+                    self._hold(half_offset, halves)
+                    continue
                 topic = topics.get(named, "") if partition < 0 else ""
                 if not topic:
                     topic = topics[named] = self._topic(half_offset, named, partition)
                     if not topic:
+                        self._hold(half_offset, halves)
                         continue
                 headers.append((TRANSACTION_ID, place + b"%d" % half_offset))
-                value, key = half.value(), half.key()
                 born_ms = born_ms if born_ms >= 0 else int(half.timestamp()[1])
                 if not careful:
                     try:
@@ -514,8 +552,22 @@ class _Attempt:
                     except (BufferError, KafkaException):
                         pass  # below it is tried again, and what is wrong is looked at
                 self._send(half_offset, topic, value, key=key, partition=partition, headers=headers, timestamp_ms=born_ms)
+                if half_offset in refused:
+                    self._hold(half_offset, halves)
         self.messages += sent
         self.bytes += sent_bytes
+
+    def _hold(self, half_offset: int, halves: Mapping[int, Any]) -> None:
+        """A refused message holds what comes behind it of its lane; one whose body is gone never goes out, and holds nobody."""
+        half = halves.get(half_offset)
+        if half is None:
+            return
+        headers = contract.headers_of(half)
+        topic = _text(contract.first_header(headers, TOPIC))
+        lane = lane_of(topic, half.key(), _number(contract.first_header(headers, PARTITION), -1))
+        self.held[half_offset] = lane, topic, int(half.timestamp()[1])
+        if lane != NO_LANE:
+            self.lanes.add(lane)
 
     def _discard(self, half_offset: int, half: Message, reason: bytes) -> None:
         number = b"%d" % half_offset
@@ -554,16 +606,19 @@ class _Attempt:
         self._produce(self.topics.op, b"", partition=self.target.partition, headers=headers)
 
     def redo(self, entries: Array) -> None:
-        refused = {at: reason for at, reason in self.refused.items() if at in self._kept_numbers(entries)}
-        task = self.task
-        records = redo.batch_records(entries, task.marker, task.term, task.groups, refused, next_group=task.next_group)
-        for headers, value in records:
+        refused = {at: self._refusal(at) for at in self._kept_numbers(entries) if at in self.refused}
+        task, numbers = self.task, {"next_group": self.task.next_group, "generation": self.target.generation}
+        for headers, value in redo.batch_records(entries, task.marker, task.term, task.groups, refused, **numbers):
             self._produce(self.topics.redo, value, partition=self.target.partition, headers=headers)
 
-    def _kept_numbers(self, entries: Array) -> set[int]:
-        """Halves whose refusal must be remembered: a check that cannot be sent is simply not counted."""
+    def _refusal(self, half_offset: int) -> Refusal:
+        return Refusal(self.refused[half_offset], *self.held.get(half_offset, ()))
+
+    def _kept_numbers(self, entries: Array) -> list[int]:
+        """Halves whose refusal must be remembered, in the order of their ends. A check that cannot be sent is not counted."""
         kinds = kinds_of(entries)
-        return set(numbers_of(entries)[(kinds == RedoKind.RELEASE) | (kinds == RedoKind.DISCARD)].tolist())
+        found: list[int] = numbers_of(entries)[(kinds == RedoKind.RELEASE) | (kinds == RedoKind.DISCARD)].tolist()
+        return found
 
     # --- sending ---
     def _send(
@@ -614,7 +669,7 @@ class _Attempt:
         timestamp_ms: int = 0,
         report: Callable[[KafkaError | None, Message], None] | None = None,
     ) -> None:
-        producer = self.owner.producer
+        producer, headway = self.owner.producer, self._headway()
         while True:
             try:
                 # All by place: the client, which is not Python, pays for names.
@@ -622,6 +677,8 @@ class _Attempt:
                 return
             except BufferError:
                 producer.poll(0.1)
+                if headway.is_lost(len(producer)):
+                    self._give_up()
             except KafkaException as error:
                 if error.args[0].code() == KafkaError._STATE and not self.failure:
                     producer.poll(1.0)  # the report that says why may be a moment behind
@@ -633,20 +690,40 @@ class _Attempt:
 
     def flush(self) -> None:
         """Until everything is with Kafka, or something failed. After a refusal Kafka's client sends nothing more."""
-        give_up_s = time.monotonic() + DEADLINE_S
-        while not self.failed and self.owner.producer.flush(0.5):
-            if time.monotonic() > give_up_s:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"Kafka does not answer within {DEADLINE_S:.0f} s"))
+        headway = self._headway()
+        while not self.failed and (left := self.owner.producer.flush(FLUSH_S)):
+            if headway.is_lost(left):
+                self._give_up()
         if self.failure is not None or (self.purged is not None and not self.failed):
             raise KafkaException(self.failure or self.purged)
+
+    def _headway(self) -> _Headway:
+        """Without a message for a real topic there is nothing to set aside: Kafka itself is waited for."""
+        return _Headway(STALL_S if self.to_real_topics else DEADLINE_S)
+
+    def _give_up(self) -> None:
+        """What has not gone out by now tells by its reports where it was to go: nothing else goes there in this batch."""
+        self.giving_up = True
+        self.owner.producer.purge(in_queue=True, in_flight=True, blocking=True)
+        self.owner.producer.flush(FLUSH_S)
+        if self.failure is not None:
+            raise KafkaException(self.failure)
+        if self.failed:
+            raise _Refused
+        if not self.stalled or self.stalled & set(astuple(self.topics)):
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "Kafka does not take what is sent"))
+        self.knows.bar({topic: f"topic {topic} took no message within {STALL_S:.0f} s" for topic in self.stalled})
+        raise _Stalled
 
     def _failed(self, company: list[int], error: KafkaError | None, message: Message) -> None:
         if error is None or self.judged:
             return
         if error.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
             self.purged = error  # after a refusal the client empties its queue: who waited in it is innocent
+            if self.giving_up:
+                self.stalled.add(message.topic() or "")
             return
-        what = _Failure(error, message.topic() or "", message.value() or b"", message.key() is not None)
+        what = Failure(error, message.topic() or "", message.value() or b"", message.key() is not None)
         self.failed.update((half_offset, what) for half_offset in company)
         if error.code() not in REFUSALS:
             self.failure = error
@@ -683,13 +760,17 @@ class _Attempt:
             found = self.owner.producer.list_topics(topic, METADATA_S).topics[topic]
             if found.error is not None and found.error.code() not in REFUSALS:
                 raise KafkaException(found.error)
-            if found.error is not None:
-                self.knows.bar({topic: f"topic {topic}: {found.error.str()}"})
-                return self.knows.barred[topic]
+            problem = f"topic {topic}: {found.error.str()}" if found.error is not None else self._unreachable(found)
+            if problem:
+                self.knows.bar({topic: problem})
+                return problem
             known = self.owner.topics[topic] = (len(found.partitions), time.monotonic() + TOPIC_KNOWN_S)
         if partition >= known[0]:
             return f"topic {topic} has {known[0]} partitions, none is number {partition}"
         return ""
+
+    def _unreachable(self, found: Any) -> str:
+        return problem_of(found, self.target.client, METADATA_S)
 
 
 def read_range(owner: _Owner, topic: str, partition: int, wanted: set[int]) -> dict[int, Message]:

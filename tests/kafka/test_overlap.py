@@ -181,7 +181,7 @@ def test_a_stop_while_one_is_settled_and_one_waits(kafka: Cluster, spark: SparkS
             await_that(at_work.is_set)
             service.stop()
             over.set()
-            await_that(lambda: all(done.done() for done in service._at_work))
+            await_that(lambda: all(done.done() for part in service.parts.values() for done, _ in part.at_work))
             assert service._error is None
             assert service.tasks == 2, "the one that waited was dropped"
             if waits:

@@ -167,11 +167,9 @@ def test_what_kafka_refuses_is_kept_and_tried_again_and_the_rest_goes_out(shard:
     assert set(driver.store.undeliverable) == {*large, *missing, *partition}
     assert state_of(driver.table.get(np.array(sorted(driver.store.undeliverable)))["word"]).tolist() == [State.COMMITTED] * 4
     shard.cluster.create_topic(f"{shard.name}.later")
-    again = np.array(sorted(driver.store.undeliverable))
-    batch = driver.batch(half_cursor=driver.marker.half_cursor, op_cursor=driver.marker.op_cursor, now_ms=NOW_MS)
-    batch.release_again(again, driver.table.get(again)["word"])
     release._owners.clear()
-    driver.commit(batch)
+    for topic in sorted(driver.store.undeliverable.topics()):
+        driver.try_again(topic, NOW_MS, 1 << 27)
     assert shard.bodies(f"{shard.name}.later") == Counter([b"m"])
     assert set(driver.store.undeliverable) == {*large, *partition}
     assert shard.bodies() == Counter(fine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from confluent_kafka import Producer, TopicPartition
 
 from checker.policy import Policy
 from sinks.kafka import clients, contract, release
+from sinks.kafka.stuck import is_stuck
 from store.records import HALF, OP, OpKind
 from store.shard import ShardStore
 from streaming.kafka_shard import Shard
@@ -30,7 +32,10 @@ class OneShard:
         self.cluster, self.root, self.name = cluster, root, f"task{next(_NUMBERS)}"
         self.topics = contract.Topics(*(f"{self.name}.{name}" for name in ("half", "op", "redo", "check", "discard", "lease")))
         self.connection = clients.Connection(cluster.bootstrap)
-        clients.ensure_topics(self.connection, self.topics, partitions=1, replication=1, min_insync=1, retention_ms=10**9)
+        copies = min(3, len(cluster.brokers))
+        clients.ensure_topics(
+            self.connection, self.topics, partitions=1, replication=copies, min_insync=max(1, copies - 1), retention_ms=10**9
+        )
         self.real = f"{self.name}.real"
         cluster.create_topic(self.real, 2, max_message_bytes="3000")
         self.drivers: list[Shard] = []
@@ -39,7 +44,8 @@ class OneShard:
     def driver(self, name: str = "a", rows_per_file: int = 1000) -> Shard:
         options = self.connection.librdkafka()
         target = release.Target(self.topics, 0, f"{self.name}-0", options, 60_000)
-        shard = Shard(ShardStore(self.root / name, rows_per_file), target, self._run, threading.Event())
+        store, stuck = ShardStore(self.root / name, rows_per_file), partial(is_stuck, self.connection)
+        shard = Shard(store, target, self._run, threading.Event(), is_stuck=stuck)
         self.drivers.append(shard)
         shard.catch_up()
         shard.claim(name, NOW_MS)
@@ -52,14 +58,16 @@ class OneShard:
             raise release.Superseded(done)
         return done
 
-    def halves(self, *bodies: bytes, topic: str | None = None, group: str = "g", **headers: str) -> list[int]:
+    def halves(
+        self, *bodies: bytes, topic: str | None = None, group: str = "g", key: bytes | None = None, **headers: str
+    ) -> list[int]:
         producer = Producer({"bootstrap.servers": self.cluster.bootstrap, "linger.ms": 0})
         places: list[int] = []
         made: list[Any] = [("escrow-group", group.encode()), ("escrow-topic", (topic or self.real).encode())]
         made += [(name.replace("_", "-"), value.encode()) for name, value in headers.items()]
         for body in bodies:
             producer.produce(
-                self.topics.half, body, partition=0, headers=made, on_delivery=lambda _e, m: places.append(m.offset() or 0)
+                self.topics.half, body, key, partition=0, headers=made, on_delivery=lambda _e, m: places.append(m.offset() or 0)
             )
         producer.flush(60)
         return places

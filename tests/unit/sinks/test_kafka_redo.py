@@ -15,6 +15,7 @@ from sinks.errors import RedoBroken
 from sinks.kafka import redo
 from sinks.kafka.contract import GROUP_MAX_BYTES
 from store.redo_log import MARKER, REDO, Marker
+from store.undeliverable import Refusal
 
 
 class Read:
@@ -44,7 +45,7 @@ def few_entries_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written(*counts: int) -> list[Any]:
     """A claim, and batches of so many entries."""
-    records = [redo.claim_record(1, "me", 0)]
+    records = [redo.claim_record(1, "me", 0, 0)]
     for sequence, count in enumerate(counts, 1):
         records += redo.batch_records(np.zeros(count, REDO), Marker(sequence=sequence), 1, [], {})
     return as_read(records)
@@ -75,13 +76,16 @@ def test_a_batch_that_is_not_whole_elsewhere_is_no_batch_of_ours(missing: int) -
 
 def test_very_many_refusals_are_read_back_from_records_that_fit() -> None:
     refused = {half_offset: f"topic {half_offset}{'x' * half_offset}: none" for half_offset in range(20_000)}
-    records = as_read(redo.batch_records(np.zeros(1, REDO), Marker(sequence=1), 1, [], refused))
+    refusals = {at: Refusal(reason, 1 << 63, "t" * 249, 1_900_000_000_000) for at, reason in refused.items()}
+    records = as_read(redo.batch_records(np.zeros(1, REDO), Marker(sequence=1), 1, [], refusals))
     assert max(len(record.value()) for record in records) < 1 << 20
     decoder = redo.Decoder(0)
     *_, batch = [decoder.take(record) for record in records]
     assert isinstance(batch, redo.RedoBatch)
     assert [at for at, _ in batch.refused] == list(refused)
-    assert all(refused[at].startswith(reason) and len(reason) >= min(400, len(refused[at])) for at, reason in batch.refused)
+    assert all(each[1:] == refusals[at][1:] for at, each in batch.refused)
+    reasons = [(refused[at], each.reason) for at, each in batch.refused]
+    assert all(whole.startswith(reason) and len(reason) >= min(400, len(whole)) for whole, reason in reasons)
 
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda name: len(name.encode()) <= GROUP_MAX_BYTES)
@@ -95,7 +99,7 @@ def test_what_is_read_is_what_was_written_from_wherever_retention_lets_it_begin(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(redo, "GROUPS_PER_RECORD", 10)
         for sequence, (count, names, reasons) in enumerate(batches, 1):
-            groups, refused = list(enumerate(names)), dict(enumerate(reasons[:count]))
+            groups, refused = list(enumerate(names)), {at: Refusal(each, at) for at, each in enumerate(reasons[:count])}
             records += redo.batch_records(np.zeros(count, REDO), Marker(sequence=sequence), 1, groups, refused)
             wanted.append((sequence, count, groups, list(refused.items())))
             ends.append(len(records))
@@ -147,11 +151,11 @@ def test_refusals_are_also_read_from_the_marker_where_they_stood_at_first() -> N
     (record,) = as_read([(headers, value[: MARKER.itemsize] + json.dumps(rest).encode())])
     batch = redo.Decoder(0).take(record)
     assert isinstance(batch, redo.RedoBatch)
-    assert batch.refused == [(7, "too large")]
+    assert batch.refused == [(7, Refusal("too large"))]
 
 
 def test_the_refusals_of_a_batch_that_was_cut_are_not_those_of_the_next_one() -> None:
-    records = [*redo.batch_records(np.zeros(1, REDO), Marker(sequence=1), 1, [], {3: "too large"})][1:]
+    records = [*redo.batch_records(np.zeros(1, REDO), Marker(sequence=1), 1, [], {3: Refusal("too large")})][1:]
     records += redo.batch_records(np.zeros(1, REDO), Marker(sequence=2), 1, [], {})
     decoder = redo.Decoder(0, cut=True)
     *_, batch = [decoder.take(record) for record in as_read(records)]

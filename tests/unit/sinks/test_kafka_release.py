@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from sinks.kafka import contract, redo, release
-from store.records import OpKind
+from sinks.kafka import contract, redo, refusals, release
+from store.consume_queue import REASON_SHIFT
+from store.records import OpKind, State
 from store.redo_log import Marker, RedoKind, make_entries
+from store.undeliverable import Refusal
 
 NOW_MS = 1_900_000_000_000
 TOPICS = contract.Topics("half", "op", "redo", "check", "discard", "lease")
@@ -34,7 +36,7 @@ def attempt(refused: dict[int, str] | None = None) -> tuple[Any, Written]:
     producer = Written()
     owner: Any = release._Owner(producer, None, 0)  # type: ignore[arg-type]
     task = release.Task(TARGET, 1, Marker(sequence=1), b"", [])
-    return release._Attempt(owner, task, refused or {}, set(), release._Known(NOW_MS)), producer
+    return release._Attempt(owner, task, refused or {}, set(), refusals.Known(NOW_MS)), producer
 
 
 def test_very_many_checks_are_counted_by_several_ops_that_fit() -> None:
@@ -67,8 +69,12 @@ class Kafka:
     """A broker and its client, as far as a release task can tell: messages of a topic that are sent together are taken or refused
     together, and after a refusal nothing goes out any more."""
 
-    def __init__(self, refuses: Callable[[Message], int | None], missing: tuple[str, ...] = ()) -> None:
-        self.refuses, self.missing = refuses, missing
+    def __init__(
+        self, refuses: Callable[[Message], int | None], missing: tuple[str, ...] = (), silent: tuple[str, ...] = (), leader: int = 1
+    ) -> None:
+        """`silent`: topics that never answer. `leader`: of all topics, -1 for none."""
+        self.refuses, self.missing, self.silent, self.leader = refuses, missing, silent, leader
+        self.left: list[tuple[Message, Any]] = []
         self.transactions, self.looks = 0, Counter[str]()
         self.committed: list[tuple[str, bytes]] = []
         self._queue: list[tuple[Message, Any]] = []
@@ -77,12 +83,13 @@ class Kafka:
 
     def begin_transaction(self) -> None:
         self.transactions += 1
-        self._queue, self._taken, self._broken = [], [], False
+        self._queue, self._taken, self._broken, self.left = [], [], False, []
 
     def list_topics(self, topic: str, _timeout_s: float) -> Any:
         self.looks[topic] += 1
         error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART) if topic in self.missing else None
-        return SimpleNamespace(topics={topic: SimpleNamespace(error=error, partitions=[0])})
+        partition = SimpleNamespace(id=0, leader=self.leader, isrs=[1], replicas=[1])
+        return SimpleNamespace(topics={topic: SimpleNamespace(topic=topic, error=error, partitions={0: partition})})
 
     def produce(self, topic: str, value: bytes, key: Any, _partition: int, report: Any, _: Any, at_ms: int, _headers: Any) -> None:
         if self._broken:
@@ -95,6 +102,8 @@ class Kafka:
     def flush(self, _timeout_s: float) -> int:
         """By the names of topics, each in one piece."""
         queue, self._queue = self._queue, []
+        self.left += [each for each in queue if each[0].topic() in self.silent]
+        queue = [each for each in queue if each[0].topic() not in self.silent]
         for topic in sorted({message.topic() for message, _ in queue}):
             together = [(message, report) for message, report in queue if message.topic() == topic]
             codes = [KafkaError._PURGE_QUEUE] if self._broken else [self.refuses(message) for message, _ in together]
@@ -106,7 +115,15 @@ class Kafka:
                     innocent = code == KafkaError.INVALID_RECORD and self.refuses(message) is None
                     error = KafkaError(KafkaError._INVALID_DIFFERENT_RECORD if innocent else code)
                     report(error, Message(topic, message.value(), message.key(), -1))
-        return 0
+        return len(self.left)
+
+    def purge(self, **_: bool) -> None:
+        for message, report in self.left:
+            report(KafkaError(KafkaError._PURGE_INFLIGHT), message)
+        self.left = []
+
+    def __len__(self) -> int:
+        return len(self.left)
 
     def abort_transaction(self, _timeout_s: float) -> None:
         self._taken = []
@@ -116,22 +133,24 @@ class Kafka:
         self.committed += self._taken
 
 
-def released(kafka: Any, halves: dict[int, Message], monkeypatch: pytest.MonkeyPatch) -> tuple[list[bytes], dict[int, str]]:
-    """Bodies that came out, and what was refused why."""
+def released(
+    kafka: Any, halves: dict[int, Message], monkeypatch: pytest.MonkeyPatch, **more: Any
+) -> tuple[list[bytes], dict[int, Refusal]]:
+    """Bodies that came out, and what was refused why. `more` of the task."""
     entries = make_entries(RedoKind.RELEASE, list(halves), 0, -1)
     marker = Marker(sequence=1, now_ms=NOW_MS)
     monkeypatch.setattr(release, "_fence", lambda _task, **_: (kafka, 0))
     monkeypatch.setattr(release._Attempt, "_halves", lambda _self, wanted: {at: halves[at] for at in wanted.tolist()})
-    kept: list[dict[int, str]] = []
+    kept: list[dict[int, Refusal]] = []
     batch_records = redo.batch_records
 
-    def noted(entries: Any, marker: Any, term: int, groups: Any, refused: dict[int, str], **more: Any) -> Any:
+    def noted(entries: Any, marker: Any, term: int, groups: Any, refused: Mapping[int, Refusal], **more: Any) -> Any:
         kept.append(dict(refused))
         return batch_records(entries, marker, term, groups, refused, **more)
 
     monkeypatch.setattr(redo, "batch_records", noted)
     owner: Any = release._Owner(kafka, None, 0)  # type: ignore[arg-type]
-    release._write(owner, release.Task(TARGET, 1, marker, redo.pack_entries(entries), []))
+    release._write(owner, release.Task(TARGET, 1, marker, redo.pack_entries(entries), [], **more))
     return [body for topic, body in kafka.committed if topic != TOPICS.redo], kept[-1]
 
 
@@ -157,7 +176,7 @@ BAD = {
 @pytest.mark.parametrize("why", BAD)
 def test_many_refusals_for_one_reason_cost_few_transactions_and_nobody_else(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bad, refuses = BAD[why]
-    halves = {at: bad if at % 3 == 0 else half(b"%d" % at) for at in range(300)}
+    halves = {at: bad if at % 3 == 0 else half(b"%d" % at, key=b"%d" % at) for at in range(300)}
     halves |= {300: half(b"300", topic="other", at_ms=NOW_MS + 5)}
     kafka = Kafka(refuses)
     bodies, refused = released(kafka, halves, monkeypatch)
@@ -168,7 +187,8 @@ def test_many_refusals_for_one_reason_cost_few_transactions_and_nobody_else(why:
 
 def test_who_is_tried_alone_is_not_refused_with_what_was_sent_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Message 100 is refused first, and who shares its report is suspected. Message 0, bad too, is not: it was not sent."""
-    halves = {at: half(b"bad" if at in (0, 100) else b"%d" % at, topic="a" if at == 100 else "b") for at in range(128)}
+    bodies_of = {at: b"bad" if at in (0, 100) else b"%d" % at for at in range(128)}
+    halves = {at: half(body, topic="a" if at == 100 else "b", key=b"%d" % at) for at, body in bodies_of.items()}
     kafka = Kafka(lambda message: KafkaError.POLICY_VIOLATION if message.value() == b"bad" else None)
     bodies, refused = released(kafka, halves, monkeypatch)
     assert sorted(refused) == [0, 100]
@@ -180,3 +200,87 @@ def test_a_topic_that_is_not_there_is_asked_for_once_a_batch(monkeypatch: pytest
     bodies, refused = released(kafka, {at: half(b"%d" % at, topic="gone" if at % 2 else "real") for at in range(40)}, monkeypatch)
     assert (len(bodies), len(refused), kafka.transactions) == (20, 20, 1)
     assert kafka.looks == {"gone": 1, "real": 1}
+
+
+# --- what is set aside, and what stays behind it ------------------------------------------------------------------------------
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "STALL_S", 0.0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_topic_that_does_not_answer_is_set_aside_and_the_rest_goes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = Kafka(lambda _: None, silent=("sick",))
+    halves = {at: half(b"%d" % at, topic="sick" if at % 2 else "real") for at in range(40)}
+    bodies, refused = released(kafka, halves, monkeypatch)
+    assert sorted(bodies, key=int) == [b"%d" % at for at in range(0, 40, 2)]
+    assert list(refused) == list(range(1, 40, 2)), "in the order of their ends"
+    assert {each.topic for each in refused.values()} == {"sick"}
+    assert kafka.transactions == 2
+
+
+@pytest.mark.usefixtures("impatient")
+def test_where_escrows_own_topics_do_not_answer_nothing_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    discarded = make_entries(RedoKind.DISCARD, [1], 0, int(State.DISCARDED_MAX) << REASON_SHIFT)
+    trying, _ = attempt()
+    trying.owner.producer = kafka = Kafka(lambda _: None, silent=("discard", "real"))
+    halves = {0: half(b"0"), 1: half(b"1")}
+    monkeypatch.setattr(release._Attempt, "_halves", lambda _self, _wanted: halves)
+    kafka.begin_transaction()
+    trying.effects(np.concatenate([make_entries(RedoKind.RELEASE, [0], 0, -1), discarded]))
+    with pytest.raises(KafkaException, match="does not take"):
+        trying.flush()
+    assert trying.refused == {}
+
+
+def test_a_topic_without_a_leader_never_becomes_part_of_the_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = Kafka(lambda _: None, leader=-1)
+    bodies, refused = released(kafka, {0: half(b"0"), 1: half(b"1")}, monkeypatch)
+    assert (bodies, kafka.transactions) == ([], 1)
+    assert "no leader" in refused[0].reason
+
+
+def test_who_comes_behind_a_refused_message_of_its_key_is_set_aside_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    halves = {
+        0: half(b"0", key=b"a"),
+        1: half(b"bad" * 100, key=b"a"),
+        2: half(b"2", key=b"b"),
+        3: half(b"3", key=b"a"),
+        4: half(b"4", key=b"a", topic="other"),
+        5: half(b"5", key=None),
+    }
+    bodies, refused = released(Kafka(BAD["too large"][1]), halves, monkeypatch)
+    assert sorted(bodies) == [b"0", b"2", b"4", b"5"]
+    assert list(refused) == [1, 3]
+    assert refused[1].lane == refused[3].lane != 0
+    assert refused[3].reason == release.BEHIND
+
+
+def test_nobody_overtakes_what_was_set_aside_by_an_earlier_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = np.array([refusals.lane_of("real", b"a", -1)], "<u8").tobytes()
+    halves = {0: half(b"0", key=b"a"), 1: half(b"1", key=b"b"), 2: half(b"2", key=b"a")}
+    bodies, refused = released(Kafka(lambda _: None), halves, monkeypatch, lanes=lanes)
+    assert (bodies, list(refused)) == ([b"1"], [0, 2])
+
+
+def test_a_topic_that_the_driver_knows_to_be_out_of_reach_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = Kafka(lambda _: None)
+    bodies, refused = released(kafka, {0: half(b"0"), 1: half(b"1", topic="other")}, monkeypatch, barred={"real": "no answer"})
+    assert (bodies, refused[0].reason, kafka.looks["real"]) == ([b"1"], "no answer", 0)
+
+
+def test_a_message_whose_body_is_gone_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = make_entries(RedoKind.RELEASE, [0, 1], 0, -1)
+    trying, producer = attempt()
+    monkeypatch.setattr(release._Attempt, "_halves", lambda _self, _wanted: {1: half(b"1")})
+    monkeypatch.setattr(release._Attempt, "_topic", lambda *_: "real")
+    producer.poll = lambda _: None  # type: ignore[attr-defined]
+    trying.effects(entries)
+    assert [value for _, value, _ in producer.records] == [b"1"]
+    assert list(trying.refused) == [0]
+
+
+@pytest.mark.parametrize(("key", "partition", "same"), [(b"k", -1, True), (b"k", 3, True), (b"j", -1, False), (None, -1, False)])
+def test_a_lane_is_a_key_of_a_topic(key: bytes | None, partition: int, same: bool) -> None:
+    assert (refusals.lane_of("t", key, partition) == refusals.lane_of("t", b"k", -1)) is same
+    assert refusals.lane_of("t", None, 3) not in (0, refusals.lane_of("t", None, 4), refusals.lane_of("u", None, 3))

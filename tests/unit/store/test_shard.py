@@ -8,6 +8,7 @@ import pytest
 from store.errors import Corrupt, StoreLocked
 from store.records import HALF, State, pack_word, state_of
 from store.shard import ShardStore
+from store.undeliverable import Refusal, Undeliverables
 
 ROWS = 100
 
@@ -74,12 +75,12 @@ def test_everything_survives_a_clean_exit(tmp_path):
     apply(store, prepared(store, 1, 2, group="Aa"))
     ended = store.batch(half_cursor=3, op_cursor=1, now_ms=2_000_000)
     ended.release([1], [pack_word(State.COMMITTED)], -1)
-    apply(store, ended, [(1, "too large")], redo_offset=7)
+    apply(store, ended, [(1, Refusal("too large", 7, "real", 5))], redo_offset=7)
     store.close()
     again = ShardStore(tmp_path, ROWS)
     assert (again.redo_offset, again.term, again.groups) == (7, 4, ["Aa"])
     assert again.group_no("BB") == 1
-    assert again.undeliverable[1].reason == "too large"
+    assert again.undeliverable[1].refusal == Refusal("too large", 7, "real", 5)
     assert states(again, 1, 2) == [State.COMMITTED, State.PREPARED]
     assert again.sound
     again.close()
@@ -115,10 +116,10 @@ def test_an_undeliverable_message_leaves_the_list_when_it_is_released_or_resumed
     ended = store.batch(half_cursor=3, op_cursor=2, now_ms=2_000_000)
     ended.release([1], words[:1], -1)
     ended.discard([2], words[1:], np.array([int(State.DISCARDED_MAX)]))
-    apply(store, ended, [(1, "no such topic"), (2, "not authorised")])
+    apply(store, ended, [(1, Refusal("no such topic")), (2, Refusal("not authorised"))])
     again = store.batch(half_cursor=3, op_cursor=2, now_ms=3_000_000)
     again.release_again(np.array([1, 2]), words)
-    apply(store, again, [(2, "not authorised")])
+    apply(store, again, [(2, Refusal("not authorised"))])
     assert list(store.undeliverable) == [2]
     assert (store.undeliverable[2].since_ms, store.undeliverable[2].attempts) == (2_000_000, 2)
     assert store.marker.totals["commits"] == 1, "counted once"
@@ -189,3 +190,21 @@ def test_a_number_that_has_two_names_is_refused(store):
     batch = store.batch(half_cursor=2, op_cursor=0, now_ms=2_000_000)
     with pytest.raises(Corrupt, match=r"number 0 is 'early' here and 'newcomer' in the redo partition.*Empty this directory"):
         store.apply(batch.entries, batch.marker, [(0, "newcomer")], (), 9)
+
+
+# --- undeliverable messages -------------------------------------------------------------------------------------------------
+def test_the_list_keeps_the_order_of_the_ends_through_refusals_and_a_checkpoint():
+    listed = Undeliverables()
+    listed.note([9, 3, 5], {9: Refusal("a", 1, "t"), 3: Refusal("a", 1, "t"), 5: Refusal("a", 2, "u")}, 1000)
+    listed.note([9, 3], {9: Refusal("b", 1, "t"), 3: Refusal("b", 1, "t")}, 2000)
+    listed.note([4], {4: Refusal("b", 1, "t", 7)}, 2000)
+    again = Undeliverables.from_rows(listed.to_rows())
+    for each in (listed, again):
+        assert list(each) == [9, 3, 5, 4]
+        assert (each[9].refusal.reason, each[9].since_ms, each[9].attempts) == ("b", 1000, 2)
+        assert (each.lanes().tolist(), each.topics(), each.oldest_stored_ms()) == ([1, 2], {"t", "u"}, 7)
+
+
+def test_a_list_of_an_earlier_version_is_read():
+    (row,) = Undeliverables.from_rows([[7, "too large", 1000, 3]]).items()
+    assert (row[0], row[1].refusal, row[1].attempts) == (7, Refusal("too large"), 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 from sinks.kafka import clients, contract
 from store.records import OP, ROW, OpKind
 from store.redo_log import Marker
-from store.shard import Undeliverable
-from streaming import kafka_service
+from store.undeliverable import Refusal, Undeliverables
+from streaming import kafka_aside, kafka_service
 from streaming.errors import JobError
 from streaming.kafka_records import Piece
 
@@ -26,23 +27,98 @@ def rows_of(size_bytes: int) -> Any:
     return SimpleNamespace(get=lambda half_offsets: np.full(len(half_offsets), np.array((0, size_bytes, 0, 0, 0), ROW)))
 
 
+def aside(*rows: tuple[int, int, str]) -> Undeliverables:
+    """(half offset, lane, topic), in the order of their ends."""
+    made = Undeliverables()
+    made.note((), {at: Refusal("no leader", lane, topic) for at, lane, topic in rows}, 0)
+    return made
+
+
+def refuse(listed: Undeliverables, half_offsets: list[int]) -> None:
+    listed.note((), {at: listed[at].refusal for at in half_offsets}, 0)
+
+
 def test_everybody_on_the_undeliverable_list_has_a_turn(monkeypatch):
-    monkeypatch.setattr(kafka_service, "RETRY_MESSAGES_MAX", 10)
-    undeliverable = {at: Undeliverable("too large", 0) for at in range(25)}
+    monkeypatch.setattr(kafka_aside, "RETRY_MESSAGES_MAX", 10)
+    listed = aside(*((at, 0, "t") for at in range(25)))
     tried: list[int] = []
     for _ in range(3):
-        turn = kafka_service.next_tries(undeliverable, rows_of(100)).tolist()
-        assert turn == sorted(turn)
+        turn = kafka_aside.next_tries(listed, "t", rows_of(100), 1 << 20).tolist()
         tried += turn
-        for at in turn:
-            undeliverable[at].attempts += 1
+        refuse(listed, turn)
     assert sorted(tried) == sorted([*range(25), *range(5)])
 
 
+def test_messages_of_a_key_are_tried_in_the_order_of_their_ends_the_first_ones_first(monkeypatch):
+    monkeypatch.setattr(kafka_aside, "RETRY_MESSAGES_MAX", 5)
+    listed = aside((9, 1, "t"), (7, 2, "t"), (8, 1, "t"), (2, 0, "u"), (6, 1, "t"), (5, 2, "t"))
+    assert kafka_aside.next_tries(listed, "t", rows_of(1), 100).tolist() == [9, 7, 8, 6, 5]
+    assert kafka_aside.next_tries(listed, "t", rows_of(1), 2).tolist() == [9, 8], "a lane is cut behind its first ones"
+    refuse(listed, [9])
+    assert kafka_aside.next_tries(listed, "t", rows_of(1), 2).tolist() == [7, 5]
+
+
 def test_large_undeliverable_messages_are_tried_a_few_at_a_time_and_one_at_least():
-    undeliverable = {at: Undeliverable("too large", 0) for at in range(100)}
-    assert kafka_service.next_tries(undeliverable, rows_of(kafka_service.RELEASE_BYTES_MAX // 4)).tolist() == [0, 1, 2, 3]
-    assert kafka_service.next_tries(undeliverable, rows_of(kafka_service.RELEASE_BYTES_MAX + 1)).tolist() == [0]
+    listed = aside(*((at, 0, "t") for at in range(100)))
+    assert kafka_aside.next_tries(listed, "t", rows_of(25), 100).tolist() == [0, 1, 2, 3]
+    assert kafka_aside.next_tries(listed, "t", rows_of(101), 100).tolist() == [0]
+
+
+def test_a_topic_is_tried_after_longer_and_longer_pauses_and_without_any_once_it_takes_messages():
+    listed, retries, now_ms, at = aside((1, 0, "t"), (2, 0, "t")), kafka_aside.Retries(5_000), 1_000_000, list[int]()
+    retries.note(listed, {"t": "no leader"}, now_ms)
+    assert retries.barred() == {"t": "no leader"}
+    for now_ms in range(1_000_000, 1_020_000, 500):
+        if (topic := retries.due(listed, now_ms)) is not None:
+            at.append(now_ms - 1_000_000)
+            retries.begin(topic)
+            assert retries.barred() == {}
+            retries.note(listed, {"t": "no leader"}, now_ms)
+            retries.tried(topic, 0, now_ms)
+    assert at == [1000, 3000, 7000, 12000, 17000]
+    retries.tried("t", 1, now_ms)
+    assert retries.due(listed, now_ms) == "t", "the rest at once"
+    listed.note([1, 2], {}, now_ms)
+    retries.note(listed, {}, now_ms)
+    assert (retries.due(listed, now_ms), retries.barred()) == (None, {})
+
+
+def test_everything_that_was_set_aside_is_due_after_a_restart_or_when_the_clock_went_back():
+    listed, retries = aside((1, 0, "t")), kafka_aside.Retries(5_000)
+    assert retries.due(listed, 7) == "t"
+    retries.note(listed, {}, 10**9)
+    assert (retries.due(listed, 10**9), retries.due(listed, 7)) == (None, "t")
+
+
+# --- shards do not wait for each other ----------------------------------------------------------------------------------
+def test_a_shard_that_waits_makes_no_other_wait_and_keeps_its_order():
+    made: Any = kafka_service.KafkaJobService.__new__(kafka_service.KafkaJobService)
+    made.settings, made._stopping = SimpleNamespace(max_records_per_batch=100), threading.Event()
+    gate, settled = threading.Event(), list[tuple[int, int]]()
+
+    def settle(part: Any, halves: Any, _ops: Any, _ends: Any) -> None:
+        assert part.shard.partition or gate.wait(60)
+        settled.append((part.shard.partition, len(halves[0].records)))
+
+    made._settle_shard, made.parts = settle, {}
+    for partition in (0, 1):
+        part: Any = kafka_service._Part.__new__(kafka_service._Part)
+        part.shard, part.at_work = SimpleNamespace(partition=partition, lock=threading.Lock()), []
+        made.parts[partition] = part
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        made._pool = pool
+        for count in (1, 2, 3):
+            made._wait_for_room()
+            for part in made.parts.values():
+                made._hand_over(part, [Piece([], np.zeros(count, OP))], [], {})
+        wait([done for done, _ in made.parts[1].at_work])
+        assert settled == [(1, 1), (1, 2), (1, 3)]
+        made._hand_over(made.parts[0], [Piece([], np.zeros(400, OP))], [], {})
+        room = pool.submit(made._wait_for_room)
+        assert not wait([room], 0.2).done, "too much waits in memory"
+        gate.set()
+        room.result(60)
+    assert settled[3:] == [(0, 1), (0, 2), (0, 3), (0, 400)]
 
 
 # --- ops that wait for their halves -------------------------------------------------------------------------------------
@@ -56,10 +132,13 @@ class Waiting:
         self.of, self.op_end, self.settled = of, 0, list[int]()
         self.service = cast("Any", kafka_service.KafkaJobService.__new__(kafka_service.KafkaJobService))
         self.service.topics, self.service._half_watcher = contract.Topics("half", "op", "redo", "check", "discard", "lease"), None
-        self.service.settings = SimpleNamespace(max_records_per_batch=KEPT // kafka_service.DEFERRED_BATCHES)
+        self.service.settings = SimpleNamespace(
+            max_records_per_batch=KEPT // kafka_service.DEFERRED_BATCHES, kafka_undeliverable_max=3
+        )
         self.service.parts, self.service._stopping = {0: None}, threading.Event()
         self.service._read_range = self.ops
-        store = SimpleNamespace(group_no=lambda _: 0, known_group=lambda _: 0)
+        self.aside = Undeliverables()
+        store = SimpleNamespace(group_no=lambda _: 0, known_group=lambda _: 0, undeliverable=self.aside)
         self.shard: Any = SimpleNamespace(marker=Marker(), partition=0, store=store, deferred=[], unkept=None, waits=False)
         self.shard.table = rows_of(1)
 
@@ -90,6 +169,18 @@ def test_ops_that_wait_are_kept_up_to_a_bound_and_settled_once_and_in_order(of: 
             assert waiting.settled == list(range(len(waiting.settled)))
     assert waiting.settled == list(range(len(of)))
     assert (waiting.shard.unkept, waiting.shard.marker.op_cursor) == (None, len(of))
+
+
+def test_a_shard_that_has_set_aside_as_much_as_it_may_settles_no_op_until_some_went_out(monkeypatch):
+    monkeypatch.setattr(clients, "bounds_of", lambda *_: (0, 31))
+    waiting = Waiting(list(range(20)))
+    waiting.batch(10, 10)
+    waiting.aside.note((), {at: Refusal("no leader") for at in range(3)}, 0)
+    waiting.batch(20, 20)
+    assert (len(waiting.settled), waiting.shard.held_back, waiting.shard.marker.half_cursor) == (10, True, 20)
+    waiting.aside.note([1], {}, 0)
+    waiting.batch(20, 20)
+    assert (waiting.settled, waiting.shard.held_back) == (list(range(20)), False)
 
 
 # --- the lease ----------------------------------------------------------------------------------------------------------
@@ -146,7 +237,8 @@ def test_an_idle_shard_writes_a_marker_soon_and_again_before_it_could_age_out(se
     made.clock = SimpleNamespace(now_ms=lambda: now_ms, deletes_allowed=lambda: True, leapt_ms=lambda _: 0)
     made._stopping = threading.Event()
     made.settings = SimpleNamespace(retention_ms=1000)
-    shard = SimpleNamespace(lock=threading.Lock(), store=SimpleNamespace(undeliverable={}, retain=lambda *_: 0), marker=Marker())
+    store = SimpleNamespace(undeliverable=Undeliverables(), retain=lambda *_: 0)
+    shard = SimpleNamespace(lock=threading.Lock(), store=store, marker=Marker(), retries=kafka_aside.Retries(1), held_back=False)
     shard.marker.sequence, shard.marker.now_ms = sequence, now_ms
     shard.batch = lambda **place: Marker(sequence=shard.marker.sequence + 1, **place)
 
