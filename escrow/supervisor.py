@@ -3,12 +3,14 @@
     start    1 what the machine lacks is said first · 2 the edge, until it accepts · 3 the job, until it is warm · 4 ready
     a death  what the part left behind is killed, then it is started again: after restartBackoff, doubled with each quick death
              up to restartBackoffMax; after restartDeathsMax quick deaths in a row the whole service stops, and says why. That
-             holds for the first start too: a JVM that was killed while it came up is no reason to give up
+             holds for the first start too: a JVM that was killed while it came up is no reason to give up. A part that died
+             for lack of room on the disk, or says that it waits for some, is waited for, however long
     stop     SIGTERM, SIGINT or SIGHUP: the job first, which drains, then the edge; what is left by stopTimeout is killed. A
              second signal kills at once
 
 A part is a module that prints one JSON line {"ready": true, …} on stdout when it serves, and why it cannot on stderr. Exit code
-2 says that starting it again is of no use before somebody has changed something: the service stops at once. Its output goes to
+2 says that starting it again is of no use before somebody has changed something: the service stops at once; 75 that there was no
+room. {"waiting": true, "notice": why} on stdout says that it waits, and that startTimeout does not count. Its output goes to
 a rotating log; the terminal only sees what an operator needs.
 
 Nothing survives the supervisor: parts die with it (`escrow.part`), and the guard kills what they had started (`escrow.guard`).
@@ -41,6 +43,7 @@ from escrow.settings import Settings
 
 OK, FAILED = 0, 2
 USELESS_EXIT: Final = 2
+NO_ROOM_EXIT: Final = 75
 JAVA_MIN: Final = 17
 STATE_FILE: Final = "supervisor.json"
 LOCK_FILE: Final = "supervisor.lock"
@@ -48,6 +51,8 @@ _LINE_MAX_BYTES: Final = 64 << 10
 #: Of stopTimeout: what the job may take, and what is kept for killing.
 _JOB_SHARE: Final = 0.55
 _KILL_RESERVE_S: Final = 1.0
+#: How often it is looked whether a part still waits.
+_LOOK_S: Final = 1.0
 
 _JAVA_LOOKS: Final = 3
 _JAVA_REMEDY: Final = "install a Java runtime, 17 or newer (Debian: apt install openjdk-17-jre-headless), or set JAVA_HOME"
@@ -131,8 +136,11 @@ class Part:
     told_before: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     was_ready: bool = False
+    waiting: bool = False
     starts: int = 0
     quick_deaths: int = 0
+    #: Of these deaths in a row for lack of room: they make the pause longer, and count for nothing else.
+    deaths_without_room: int = 0
     pumps: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
@@ -225,7 +233,9 @@ class Supervisor:
             if code == USELESS_EXIT:
                 raise GiveUp(f"the {part.spec.name} cannot start: {reason}")
             quick = ready_s < self.settings.restart_quick_ms / 1000
-            part.quick_deaths = part.quick_deaths + 1 if quick else 0
+            part.deaths_without_room = part.deaths_without_room + 1 if quick and code == NO_ROOM_EXIT else 0
+            if code != NO_ROOM_EXIT:
+                part.quick_deaths = part.quick_deaths + 1 if quick else 0
             if part.quick_deaths >= self.settings.restart_deaths_max:
                 times, log = part.quick_deaths, part.log.baseFilename
                 happened = "died" if part.was_ready else "did not come up"
@@ -234,7 +244,8 @@ class Supervisor:
 
     async def _back_off(self, part: Part, reason: str) -> None:
         settings = self.settings
-        wait_ms = min(settings.restart_backoff_ms << max(part.quick_deaths - 1, 0), settings.restart_backoff_max_ms)
+        deaths = max(part.quick_deaths, part.deaths_without_room, 1)
+        wait_ms = min(settings.restart_backoff_ms << min(deaths - 1, 32), settings.restart_backoff_max_ms)
         self._say(f"the {part.spec.name} died ({reason}); starting it again in {wait_ms / 1000:g} s")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), wait_ms / 1000)
@@ -247,9 +258,11 @@ class Supervisor:
         readied = asyncio.create_task(part.ready.wait())
         started_s = time.monotonic()
         try:
-            await asyncio.wait(
-                [exited, readied], timeout=self.settings.start_timeout_ms / 1000, return_when=asyncio.FIRST_COMPLETED
-            )
+            timeout_s, done = self.settings.start_timeout_ms / 1000, set[Any]()
+            while not done and (part.waiting or time.monotonic() < started_s + timeout_s):
+                left_s = _LOOK_S if part.waiting else started_s + timeout_s - time.monotonic()
+                done, _ = await asyncio.wait([exited, readied], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                started_s = time.monotonic() if part.waiting else started_s  # it has the whole time once there is room
             ready_at_s = time.monotonic()
             if part.ready.is_set():
                 self._tell_part(part, ready_at_s - started_s)
@@ -267,7 +280,7 @@ class Supervisor:
 
     async def _spawn(self, part: Part) -> asyncio.subprocess.Process:
         part.ready.clear()
-        part.told, part.error = {}, ""
+        part.told, part.error, part.waiting = {}, "", False
         arguments = list(self._arguments)
         for told, key in part.spec.ports:
             if part.told_before.get(told):
@@ -315,6 +328,7 @@ class Supervisor:
         told = _told(text)
         if told.get("notice"):
             self._say(f"{part.spec.name}: {told['notice']}")
+        part.waiting = bool(told.get("waiting", part.waiting))
         if told.get("ready"):
             part.told = part.told_before = told
             part.was_ready = True

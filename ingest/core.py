@@ -92,7 +92,8 @@ class EndAnswer(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """What can be seen of the streaming job. `state`: absent (none has opened the store), silent, running."""
+    """What can be seen of the streaming job. `state`: absent (none has opened the store), silent, no_room (it lives, and waits for
+    room on the disk), running."""
 
     state: str
     halves_behind: int
@@ -526,8 +527,9 @@ class Edge:
             return JobState("absent", self.store.page[EdgeSlot.HALF_END], self.store.page[EdgeSlot.OP_END])
         page = topics.page
         heartbeat_ms = page[JobSlot.HEARTBEAT_MS]
+        alive = "no_room" if page[JobSlot.NO_ROOM_SINCE_MS] else "running"
         return JobState(
-            "running" if self._now_ms() - heartbeat_ms < JOB_SILENT_MS else "silent",
+            alive if self._now_ms() - heartbeat_ms < JOB_SILENT_MS else "silent",
             self.store.page[EdgeSlot.HALF_END] - page[JobSlot.HALF_CURSOR],
             self.store.page[EdgeSlot.OP_END] - page[JobSlot.OP_CURSOR],
             page[JobSlot.ROUND_NO],

@@ -51,7 +51,10 @@ class Figures:
         yield from _connections(self._door, self._app)
         yield from _rocketmq(status.get("rocketmq", {}))
         yield _one("escrow_edge_healthy", "gauge", "0 = something that the edge does beside requests fails", status["healthy"])
-        yield _one("escrow_job_up", "gauge", "1 = the edge sees signs of life of the job", self._job.state == "running")
+        alive = self._job.state in ("running", "no_room")
+        yield _one("escrow_job_up", "gauge", "1 = the edge sees signs of life of the job", alive)
+        no_room = self._job.state == "no_room"
+        yield _one("escrow_job_no_room", "gauge", "1 = the job waits for room on the disk and settles nothing", no_room)
 
     def files(self) -> Iterator[Figure]:
         """In a thread: what has to be looked up in files, or in the tables of all groups."""

@@ -107,6 +107,7 @@ class Overview:
         text = {
             "absent": "no streaming job has ever opened this store: start one (escrow run)",
             "silent": f"no sign of life from the streaming job: {behind}; its log tells why",
+            "no_room": f"the disk is full: nothing is settled, {behind}; it goes on by itself when there is room",
             "running": f"round {job.round_no:,}, {behind}",
         }[job.state]
         return _part("job", job.state == "running", text)

@@ -459,9 +459,10 @@ class LiveOut(Struct):
 
 
 class JobOut(Struct):
-    """What the edge sees of the streaming job. `state`: absent (never started here), silent (no sign of life), running."""
+    """What the edge sees of the streaming job. `state`: absent (never started here), silent (no sign of life), no_room (it waits
+    for room on the disk and goes on by itself), running."""
 
-    state: Literal["absent", "silent", "running"]
+    state: Literal["absent", "silent", "no_room", "running"]
     halves_behind: int = 0
     ops_behind: int = 0
 

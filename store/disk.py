@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from store.errors import Corrupt, FlushFailed, StoreUnusable
+from store.errors import Corrupt, FlushFailed, NoRoom, StoreUnusable
 
 FAILPOINT_VARIABLE: Final = "ESCROW_FAILPOINT"
 TEMPORARY_SUFFIX: Final = ".new"
@@ -34,9 +34,11 @@ TOUCH_BYTES: Final = 64 << 10
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _ZEROS: Final = bytes(1 << 20)
 
+#: There may be room later.
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _REMEDY: Final = {
-    errno.ENOSPC: "the disk is full: free space there, or lower fileReservedTime, then start again",
-    errno.EDQUOT: "the disk quota is used up: raise it or free space, then start again",
+    errno.ENOSPC: "the disk is full: free space there, or lower fileReservedTime",
+    errno.EDQUOT: "the disk quota is used up: raise it or free space",
     errno.EROFS: "the file system is read-only: mount it writable or choose another directory",
     errno.EACCES: "permission denied: give this user read and write access to the directory and its files",
     errno.EPERM: "permission denied: give this user read and write access to the directory and its files",
@@ -131,7 +133,8 @@ def step(point: str, path: Path | str) -> Iterator[str]:
 
 def unusable(error: OSError, path: Path | str) -> StoreUnusable:
     remedy = _REMEDY.get(error.errno or 0, "")
-    return StoreUnusable(f"{path}: {error.strerror or error}" + (f" ({remedy})" if remedy else ""))
+    kind = NoRoom if error.errno in NO_ROOM else StoreUnusable
+    return kind(f"{path}: {error.strerror or error}" + (f" ({remedy})" if remedy else ""))
 
 
 def write(fd: int, data: bytes | bytearray | memoryview, offset: int, point: str, path: Path | str) -> None:

@@ -17,7 +17,6 @@ failure took away.
 
 from __future__ import annotations
 
-import errno
 import struct
 import threading
 from collections import Counter, deque
@@ -44,6 +43,7 @@ from store.errors import (
     FlushFailed,
     IllegalProperty,
     InvalidRecord,
+    NoRoom,
     SegmentGone,
     StoreUnusable,
 )
@@ -664,7 +664,8 @@ class EdgeStore:
         try:
             return self.log.append(heads, tails)
         except StoreUnusable as error:
-            if self.log.end != end or not _is_room(error):
+            # Without room for a segment nothing was written, and later there may be some.
+            if self.log.end != end or not isinstance(error, NoRoom):
                 self._commit.fail(error)
             raise
 
@@ -787,12 +788,6 @@ class EdgeStore:
             self.close()
         else:
             self._release()
-
-
-def _is_room(error: StoreUnusable) -> bool:
-    """A segment could not be made for lack of room: nothing was written, and later there may be room."""
-    cause = error.__cause__
-    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Doubtful:

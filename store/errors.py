@@ -6,7 +6,8 @@ StoreError
 ├── GeometryMismatch     asked for other file sizes than the store was made with
 ├── StoreLocked          another process writes this side of the store
 ├── ForeignFile          a file that is not ours lies where only ours belong
-├── StoreUnusable        the operating system refused (read-only, permissions, disk full, I/O error)
+├── StoreUnusable        the operating system refused (read-only, permissions, I/O error)
+│   ├── NoRoom           the disk or the quota is full: the same may be tried again when there is room
 │   ├── FlushFailed      a flush failed: nothing may be acknowledged until the store is reopened
 │   └── SegmentGone      the file is not there, or not any more (retention); an IndexError too
 ├── Corrupt              bytes that fail their check; names file, offset and reason
@@ -52,6 +53,10 @@ class ForeignFile(StoreError):
 
 class StoreUnusable(StoreError):
     """The operating system refused an operation that the store needs."""
+
+
+class NoRoom(StoreUnusable):
+    """The disk or the quota is full. What was begun may be tried again as it is once there is room."""
 
 
 class FlushFailed(StoreUnusable):

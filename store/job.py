@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +33,7 @@ from store.catalogue import Catalogue
 from store.columns import last_of_each
 from store.consume_queue import REASON_SHIFT, GrowingQueue, make_entries
 from store.directory import Geometry, Lock, StoreDirectory
-from store.errors import BatchBeyondCursor, Corrupt, CursorBeyondLog, FlushFailed, StoreUnusable
+from store.errors import BatchBeyondCursor, Corrupt, CursorBeyondLog, FlushFailed, NoRoom, StoreUnusable
 from store.progress import Progress, no_progress
 from store.published import JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
 from store.queue_files import QueueFiles
@@ -217,6 +218,7 @@ class JobStore:
     ledger: Ledger
     table: StateTable
     catalogue: Catalogue
+    _unflushed: int
 
     def __init__(
         self,
@@ -238,6 +240,8 @@ class JobStore:
             self.recovery = JobRecovery()
             self.generation = 0
             self._failed: StoreUnusable | None = None
+            #: Told that the disk is full: wait and answer True to try again, or False, and the batch fails.
+            self.no_room: Callable[[NoRoom], bool] = lambda _: False
             self._recover(rebuild, progress)
         except BaseException:
             self._lock.release()
@@ -259,8 +263,9 @@ class JobStore:
             raise BatchBeyondCursor("the batch was begun before another one was committed")
         entries = batch.entries
         try:
-            self.redo.append(entries, batch.marker)  # 1
-            self._apply(entries, self.marker, batch.marker)  # 2
+            self._with_room(lambda: self.redo.append(entries, batch.marker))  # 1
+            self._with_room(lambda: self._apply(entries, self.marker, batch.marker))  # 2
+            self._with_room(self._extend_catalogue)
         except BaseException as error:
             # The redo log may be ahead of what is applied: only recovery can tell.
             self._failed = error if isinstance(error, StoreUnusable) else StoreUnusable(f"interrupted while settling: {error!r}")
@@ -268,7 +273,19 @@ class JobStore:
         self._unflushed += len(entries) + MARKER_ENTRIES
         self._publish()  # 3
         if self._unflushed >= self.checkpoint_entries:  # 4
-            self.checkpoint()
+            try:
+                self.checkpoint()
+            except NoRoom:  # the redo log is whole all the same; only the next recovery takes longer
+                self._unflushed = self.checkpoint_entries * 3 // 4
+
+    def _with_room(self, step: Callable[[], None]) -> None:
+        """Try a step again as long as `no_room` says so. Both steps of a batch may be: values and places are absolute."""
+        while True:
+            try:
+                return step()
+            except NoRoom as error:
+                if not self.no_room(error):
+                    raise
 
     def _refuse_after_failure(self) -> None:
         if self._failed is not None:
@@ -437,7 +454,11 @@ class JobStore:
         before = self.ledger.low_water
         low = self.ledger.advance(self, now_ms, retention_ms, leapt_ms)
         if self.ledger.low_water != before:
-            self.checkpoint()  # a begin that no mark accounts for is damage
+            try:
+                self.checkpoint()  # a begin that no mark accounts for is damage
+            except StoreUnusable:
+                self.ledger.log_low_water, self.ledger.half_low_water, self.ledger.op_low_water = before
+                raise
         # Before the checkpoint, which makes the begins durable and notes them: files go only behind a begin that stays.
         self._raise_begins()
         first_row = min(half_begin, low) if self.marker.op_cursor >= op_end else self.table.begin

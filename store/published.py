@@ -24,6 +24,7 @@ aligned 8-byte word. Slot 0 holds the magic. A writer changes a slot only after 
                                                    18 sequence         of the last batch that was applied
                                                    19 marks_op_cursor  the low-water marks know of the ops before it
                                                    20-27 totals, in the order of `redo_log.TOTALS`
+                                                   28 no_room_since_ms the job waits for room on the disk; 0 = it does not
 
 Order matters in two places. An op's half is visible whenever the op is: the writer publishes half_end first, a reader reads op_end
 first. And whoever must know of every half and op in a part of the log (retention) reads visible_end first and half_end and op_end
@@ -73,6 +74,7 @@ class JobSlot:
         MARKS_OP_CURSOR,
     ) = range(1, 20)
     TOTALS = 20
+    NO_ROOM_SINCE_MS = 28
 
 
 class PublishedPage:

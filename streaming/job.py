@@ -1,8 +1,9 @@
 """The job's process: `python -m streaming.job --config FILE`, started and watched by `escrow run`.
 
-On stdout it prints one JSON line when it is warm and settles: {"ready": true, "metrics_port": …}. Why it could not start, or why it
-ended by itself, is one line on stderr, exit status 1, or 2 when somebody must change something first. SIGTERM and SIGINT: stop the
-query, flush, close the store, exit status 0.
+On stdout it prints one JSON line when it is warm and settles: {"ready": true, "metrics_port": …}; and {"waiting": true, "notice":
+why} when it cannot go on for lack of room on the disk, false when it goes on. Why it could not start, or why it ended by itself, is
+one line on stderr, exit status 1, 2 when somebody must change something first, or 75 when there was no room. SIGTERM and SIGINT:
+stop the query, flush, close the store, exit status 0.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from escrow.settings import Settings, SettingsError, from_arguments
 from escrow.tracing import TracingError
 from sinks.errors import SinkError
 from store.descriptors import few_files, raise_file_limit
-from store.errors import CursorBeyondLog, ForeignFile, FormatTooNew, GeometryMismatch, NotAStore, StoreError
+from store.errors import CursorBeyondLog, ForeignFile, FormatTooNew, GeometryMismatch, NoRoom, NotAStore, StoreError
 from streaming.errors import JavaDied, JobCannotStart, JobError
+from streaming.room import Room, for_lack_of_room
 from streaming.service import JobService
 from streaming.session import java_death, make_run_directory, one_line, start_spark
 
@@ -45,6 +47,8 @@ SPARK_STOP_S: Final = 1.0
 STANDBY_AFTER_S: Final = 15.0
 #: Starting again is of no use before somebody has changed something.
 USELESS: Final = 2
+#: There was no room on the disk (EX_TEMPFAIL): starting again is of use, however often.
+NO_ROOM_EXIT: Final = 75
 
 
 class _Asked(BaseException):
@@ -91,15 +95,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     ) as error:
         return _fail(str(error), USELESS)
     except (StoreError, JobError, OSError) as error:
-        return _fail(str(error))
+        return _fail(str(error), _status(error, settings))
+
+
+def _status(failure: object, settings: Settings) -> int:
+    """Whether it died for lack of room: then it is started again until there is some, and waits for it."""
+    directories = (settings.store_dir, settings.spark_dir, settings.log_dir)
+    return NO_ROOM_EXIT if for_lack_of_room(failure, directories) else 1
 
 
 def _run(settings: Settings, signals: _Signals) -> int:
     """1 store · 2 metrics · 3 Spark · 4 query · 5 warm, ready · 6 until asked or failed · 7 stop, last things first."""
-    service = _service(settings)  # 1
+    room = Room(settings.store_dir, signals.asked, _waiting)
+    service = _service(settings, room)  # 1
     spark: SparkSession | None = None
     try:
         port = _serve_metrics(settings, service)  # 2
+        if not room.for_spark(settings.spark_dir):
+            return 0
+        room.found()
         run = make_run_directory(settings)
         if not isinstance(service, JobService):
             service.ask_for_lease()
@@ -117,12 +131,21 @@ def _run(settings: Settings, signals: _Signals) -> int:
         service.stop()  # 7
         if spark is not None:
             _stop_spark(spark)
-    return 0 if failure is None else _fail(failure)
+    return 0 if failure is None else _fail(failure, _status(failure, settings))
 
 
-def _service(settings: Settings) -> AnyService:
+def _service(settings: Settings, room: Room) -> AnyService:
+    while True:
+        try:
+            return _made(settings)
+        except NoRoom as error:  # recovery writes, too
+            if not room.wait(error):
+                raise _Asked from None
+
+
+def _made(settings: Settings) -> AnyService:
     if settings.mode == "embedded":
-        return JobService(settings)
+        return JobService(settings, tell=_waiting)
     try:
         from streaming.kafka_service import KafkaJobService  # noqa: PLC0415 - an embedded install need not have Kafka's client
     except ModuleNotFoundError as error:
@@ -171,6 +194,11 @@ def _watch(service: AnyService, spark: SparkSession, signals: _Signals) -> str |
         if failure is not None:
             return failure
     return None
+
+
+def _waiting(text: str, waiting: bool) -> None:
+    """What `Room` tells: why it waits, and that it does not any more."""
+    print(json.dumps({"notice": text, "waiting": waiting}), flush=True)
 
 
 def _notice(text: str) -> None:

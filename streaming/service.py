@@ -40,6 +40,7 @@ from sinks.interfaces import Applied, Sink
 from sinks.plugins import load_all
 from store.clock import Rules
 from store.dictionary import Dictionary
+from store.errors import NoRoom
 from store.guarded_clock import GuardedClock
 from store.job import JobStore
 from store.presence import Presence
@@ -49,6 +50,7 @@ from streaming.chunks import Delivery, Row, unpack
 from streaming.errors import JobStopped
 from streaming.gauges import TimedRedo, count_decisions, count_settled, watch_store
 from streaming.listener import ProgressListener
+from streaming.room import Room
 from streaming.rounds import Rounds
 from streaming.session import one_line, why_ended
 from streaming.settle import Settler
@@ -70,7 +72,14 @@ Bools = npt.NDArray[np.bool_]
 class JobService:
     """One job over one store. `start`, then `wait` or `failure`, then `stop`."""
 
-    def __init__(self, settings: Settings, clock: Clock | None = None, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock | None = None,
+        registry: CollectorRegistry | None = None,
+        tell: Callable[[str, bool], None] = lambda text, _: LOG.warning(text),
+    ) -> None:
+        """`tell` gets what an operator should read about room on the disk, see room.py."""
         self.settings, root = settings, settings.store_dir
         self.store = JobStore(root)
         self.clock = GuardedClock(
@@ -93,6 +102,8 @@ class JobService:
         self._lock = threading.Lock()
         self._batch_done = threading.Condition()
         self._stopping = threading.Event()
+        self.room = Room(root, self._stopping, tell, self.clock.now_ms)
+        self.store.no_room = self.room.wait
         # Ticks grow over all starts, whatever became of the page: no checkpoint may know a later one.
         self.store.page[JobSlot.TICK] = max(self.store.page[JobSlot.TICK] + 1, time.time_ns() // 1_000_000)
         self._tick_seen = 0
@@ -219,19 +230,32 @@ class JobService:
         if self._spans is not None and settled.ended is not None:
             self._spans.note(settled.ended, now_ms)
             phase("trace")
-        self._work_on_round(now_ms)
+        with self._room_tried():
+            self._work_on_round(now_ms)
         phase("round")
         if self.store.marker.sequence != before:
             self._notify(settled.effects)
         phase("notify")
         if self.clock.elapsed_ms() >= self._retain_at_ms and not self.rounds.at_work:
-            self._retain()
+            with self._room_tried():
+                self._retain()
             phase("retention")
         self.store.heartbeat(now_ms)
         self.batches += 1
         self._tick_seen = max(self._tick_seen, delivery.tick)
         if self.rounds.at_work:
             self.tick()
+
+    @contextlib.contextmanager
+    def _room_tried(self) -> Iterator[None]:
+        """What is tried again by itself when there is no room now: after a moment, in the next batch."""
+        try:
+            yield
+        except NoRoom as error:
+            if not self.room.wait(error):
+                raise
+        else:
+            self.room.found()
 
     def _work_on_round(self, now_ms: int) -> None:
         rounds_done = self.rounds.rounds_done

@@ -532,6 +532,10 @@ def _readiness(url: str) -> Finding:
             job = api.ready()["job"]
     except EscrowError as error:
         return Finding(Level.FAIL, "service", f"{url}: {error}", "look into logs/edge.log")
+    if job["state"] == "no_room":
+        return Finding(
+            Level.FAIL, "job", "waits for room on the disk: nothing is settled meanwhile", "make room: it goes on by itself"
+        )
     if job["state"] != "running":
         return Finding(
             Level.WARN,

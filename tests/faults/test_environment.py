@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from store.errors import (
     ForeignFile,
     FormatTooNew,
     GeometryMismatch,
+    NoRoom,
     NotAStore,
     StoreError,
     StoreLocked,
@@ -30,6 +30,7 @@ from store.records import OpKind
 from tests.support.check_store import check_verify
 from tests.support.children import Child, Teller
 from tests.support.history import History
+from tests.support.mount import Mount, mounted
 from tests.support.service import SMALLEST, Service, contents, drop
 
 NOBODY = 65534
@@ -122,29 +123,10 @@ def test_refusals_name_their_remedy(root: Path, code: str) -> None:
 
 
 # --- file systems of our own ----------------------------------------------------------------------------------------------
-class Mount:
-    """A small file system in memory."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def remount(self, options: str) -> None:
-        subprocess.run(["mount", "-o", f"remount,{options}", str(self.path)], check=True, capture_output=True)
-
-
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Mount]:
-    path = tmp_path / "mounted"
-    path.mkdir()
-    if shutil.which("mount") is None:
-        pytest.skip("there is no mount command here")
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(path)], check=False, capture_output=True)
-    if made.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {made.stderr.decode().strip()}")
-    try:
-        yield Mount(path)
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
+    with mounted(tmp_path / "mounted", "2m") as made:
+        yield made
 
 
 def test_read_only_file_system(mount: Mount) -> None:
@@ -210,6 +192,34 @@ def test_full_disk_for_the_job(mount: Mount) -> None:
     service.settler = Settler(service.job, service.policy)
     service.settle(10)
     assert len(service.bodies()) == 300
+    service.close()
+    check_verify(root)
+
+
+def test_the_job_waits_for_room_and_goes_on(mount: Mount) -> None:
+    """Without reopening: whichever file it was that could not be made."""
+    root, ballast = mount.path / "store", mount.path / "ballast"
+    service = Service(root)
+    service.send(*[b"%d" % number for number in range(300)])
+    service.commit(*range(300))
+    waited: list[str] = []
+
+    def no_room(error: NoRoom) -> bool:
+        waited.append(str(error))
+        ballast.unlink()
+        return True
+
+    service.job.no_room = no_room
+    for free_bytes in range(0, 40_960, 4096):  # each time the disk is full at another file
+        service.send(*[b"more"] * 70)
+        ballast.write_bytes(bytes(shutil.disk_usage(mount.path).free - free_bytes))
+        service.settle(10)
+        ballast.unlink(missing_ok=True)
+    assert waited, "the disk was never full"
+    assert all("disk is full" in text for text in waited)
+    assert len(service.bodies()) == 300
+    service.restart(clean=False)
+    assert (len(service.bodies()), service.pending) == (300, 700)
     service.close()
     check_verify(root)
 

@@ -10,14 +10,15 @@ from random import Random
 import pytest
 
 from store import disk
-from store.errors import FlushFailed, StoreUnusable
+from store.edge import End
+from store.errors import FlushFailed, NoRoom, StoreUnusable
 from store.frames import Message
-from store.records import OpKind
+from store.records import OpKind, Via
 from tests.support.check_store import check_store
 from tests.support.history import History
 from tests.support.points import OPENING, RECOVERING, failpoints
 from tests.support.seeds import SEED
-from tests.support.service import T0_MS, Service
+from tests.support.service import T0_MS, Service, contents
 from tests.support.world import World, ageing
 
 ACTIONS = 150
@@ -263,6 +264,59 @@ def test_no_room_for_a_new_file_is_no_failure(fast_path: Path, point: str, act: 
     service.restart(clean=False)
     assert service.edge.read_half(service.edge.half_end - 1).body == b"last"
     assert service.edge.recovery.damage == []
+    service.close()
+
+
+def _work(service: Service) -> None:
+    for number in range(12):
+        halves = service.send(*[b"%d" % number] * 20, topic=f"t{number % 3}")
+        service.settle()
+        service.commit(*halves[:10])
+        service.roll_back(*halves[10:15])
+        service.edge.end([End(half, OpKind.DISCARD_MAX, None, Via.CHECKER) for half in halves[15:]], service.now_ms)
+        service.settle()
+
+
+@pytest.mark.parametrize("nth", range(1, 12))
+@pytest.mark.parametrize("point", ["redo.create", "redo.write", "state.create", "queue.create", "queue.write", "catalogue.create"])
+def test_the_job_tries_again_when_there_is_room(fast_path: Path, point: str, nth: int) -> None:
+    """Wherever in a batch it was: the same rows, queues and numbers as with room from the beginning."""
+    with Service(fast_path / "roomy") as roomy:
+        _work(roomy)
+    waited = []
+    service = Service(fast_path / "store")
+
+    def no_room(error: NoRoom) -> bool:
+        waited.append(error)
+        if len(waited) == 3:
+            disk.arm(None)
+        else:
+            disk.arm(point, "ENOSPC", disk.EVERY_PASS)
+        return True
+
+    service.job.no_room = no_room
+    disk.arm(point, "ENOSPC", nth)
+    _work(service)
+    disk.arm(None)
+    assert len(waited) in ((3,) if nth == 1 and point != "catalogue.create" else (0, 3))
+    service.close()
+    derived = "transaction"
+    assert contents(service.root, derived) == contents(fast_path / "roomy", derived)
+
+
+def test_a_checkpoint_without_room_is_put_off(fast_path: Path) -> None:
+    service = Service(fast_path / "store")
+    service.job.checkpoint_entries = 64
+    disk.arm("job.checkpoint.replace", "ENOSPC", disk.EVERY_PASS)
+    _work(service)
+    with pytest.raises(NoRoom):
+        service.job.retain(service.now_ms + (10 << 30), 1)
+    assert service.job.ledger.low_water == (0, 0, 0), "marks that no checkpoint knows would be published by the next batch"
+    disk.arm(None)
+    service.send(b"last")
+    service.settle()
+    service.restart(clean=False)
+    assert service.pending == 1
     service.close()
 
 

@@ -289,6 +289,31 @@ def test_a_job_killed_before_it_was_ever_ready_is_started_again(tmp_path):
         assert run.stop()[0] == 0
 
 
+def test_a_job_without_room_is_started_again_however_often(tmp_path):
+    with running(tmp_path / "data", "restartDeathsMax=2", "restartBackoffMax=50ms", habits="full") as run:
+        until(lambda: run.state()["job"]["starts"] >= 6, "more starts than deaths are allowed")
+        with run.client() as client:
+            (id,) = client.prepare([HALF])
+        (run.data / "room").touch()
+        run.ready()
+        assert "the job died (No space left on device); starting it again" in run.said()
+        with run.client() as client:
+            assert client.end("g", id, "commit")["verdict"] == "accepted"
+        assert run.stop()[0] == 0
+
+
+def test_the_start_timeout_does_not_count_while_a_job_waits_for_room(tmp_path):
+    with running(tmp_path / "data", "startTimeout=2s", "restartDeathsMax=1", habits="waiting") as run:
+        until(lambda: "job: no room" in run.said(), "it says so")
+        begun_s = time.monotonic()
+        until(lambda: time.monotonic() > begun_s + 4, "twice the time that it has to start")
+        assert run.process.poll() is None, run.said()
+        (run.data / "room").touch()
+        assert run.ready()["job"]["starts"] == 1
+        assert run.said().count("no room") == 1
+        assert run.stop()[0] == 0
+
+
 # --- cannot start: one line, exit code 2, nothing left ---
 def cannot_start(data, *flags, **rest):
     with running(data, *flags, **rest) as run:

@@ -8,6 +8,8 @@ STANDIN, a comma-separated list, makes it misbehave:
     java-once  … at the first start only
     mute       never gets ready
     brief      ends by itself as soon as it is ready, exit code 3
+    full       has no room until a file `room` is in the data directory: says so, exit code 75
+    waiting    … says that it waits, and does
     noisy      writes a lot to both outputs
 """
 
@@ -39,12 +41,20 @@ def main() -> int:
     if "java" in habits or ("java-once" in habits and first_time()):
         print("the Java side of Spark ended with status -9", file=sys.stderr)
         return 1
+    if "full" in habits and not has_room():
+        print("escrow job: No space left on device", file=sys.stderr)
+        return 75
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN if "stubborn" in habits else lambda *_: stop.set())
     if "child" in habits:
         child = [sys.executable, "-c", "import time; time.sleep(600)"]
         subprocess.Popen(child, process_group=0, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if "waiting" in habits:
+        print(json.dumps({"notice": "no room", "waiting": True}), flush=True)
+        while not has_room() and not stop.is_set():
+            time.sleep(0.01)
+        print(json.dumps({"notice": "room again", "waiting": False}), flush=True)
     if "mute" in habits:
         stop.wait()
         return 0
@@ -57,6 +67,10 @@ def first_time() -> bool:
     known = mark.exists()
     mark.touch()
     return not known
+
+
+def has_room() -> bool:
+    return (from_arguments().data_dir / "room").exists()
 
 
 def settle(habits: set[str], stop: threading.Event) -> int:
