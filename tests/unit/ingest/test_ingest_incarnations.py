@@ -10,6 +10,7 @@ import pytest
 
 from ingest.core import EndRequest
 from ingest.errors import InvalidRequest
+from ingest.receipts import ReceiptSealer
 from store import disk
 from store.backup import backup, restore
 from store.errors import Corrupt
@@ -131,7 +132,9 @@ def test_receipts_count_for_messages_that_the_backup_holds(tmp_path):
         (new,) = await r.pull(visibility_s=1000)
         # The same place, handed out for the first time at the same instant: only the incarnation differs.
         assert (new.body, new.queue_offset, new.attempt) == (b"new", lost.queue_offset, lost.attempt)
-        assert new.receipt.startswith(lost.receipt)
+        sealer = ReceiptSealer([b"any"])
+        told, lost_told = sealer.open(new.receipt, "receipt")[0], sealer.open(lost.receipt, "receipt")[0]
+        assert told._replace(tag="") == lost_told
         assert await r.ack(lost) == ["stale"]
         assert await r.ack(held[0]) == ["done"]
         (longer,) = await r.edge.consumption.change_visibility("t", "c", [held[1].receipt], 2000)

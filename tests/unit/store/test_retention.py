@@ -526,7 +526,8 @@ def test_the_redo_log_is_bounded_where_halves_are_rare_among_ordinary_messages(s
         sizes.append(sum(segment_files(service.root).values()))
         counts.append(bytes_of(service, "transaction/redolog/"))
     assert max(counts[16:]) <= max(counts[4:10])
-    assert max(sizes[16:]) <= max(sizes[4:10])
+    # Queue files are as long as their entries: a page more or less is no growth.
+    assert max(sizes[16:]) <= max(sizes[4:10]) + 4096
     assert service.job.table.begin == 0, "a state file that was filled: the test shows nothing"
     assert service.commit(rare[0])[0].reason == "gone"
     assert problems(service) == []

@@ -31,7 +31,7 @@ def service(monkeypatch):
     monkeypatch.setattr(clients, "bounds_of", lambda *_: (0, 10))
     made: Any = KafkaJobService.__new__(KafkaJobService)
     made.topics, made._half_watcher = TOPICS, None
-    made.settings, made.parts = SimpleNamespace(max_records_per_batch=1_000), {0: None}
+    made.settings, made.parts = SimpleNamespace(max_records_per_batch=1_000, kafka_undeliverable_max=1_000), {0: None}
     return made
 
 
