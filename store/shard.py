@@ -12,6 +12,7 @@ shard.checkpoint:
     groups          names of producer groups, by number; "" where the name is not known here
     undeliverable   ended halves whose message cannot be released now, see undeliverable.py
     touches         [file number, ms]: the last change of each state file
+    topic_ids       what Kafka calls the topics that the offsets belong to, by name
 
 Nothing here is truth. Batches are applied in the order of the redo partition; values are absolute, so those behind the
 checkpoint are applied again after an unclean exit. Where files and redo partition do not fit together: `wipe`, and apply from its
@@ -21,7 +22,7 @@ beginning.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,6 +78,7 @@ class ShardStore:
         self.marker = redo_log.marker_from_dict(state["marker"]) if state else Marker()
         self.redo_offset = int(state.get("redo_offset", 0))
         self.term, self.generation = int(state.get("term", 0)), int(state.get("generation", 0))
+        self.topic_ids: dict[str, str] = dict(state.get("topic_ids", {}))
         self.groups: list[str] = list(state.get("groups", []))
         self._numbers = {name: number for number, name in enumerate(self.groups) if name}
         self._untold: dict[int, str] = {}
@@ -180,6 +182,7 @@ class ShardStore:
         redo_offset: int,
         *,
         next_group: int = 0,
+        topic_ids: Mapping[str, str] | None = None,
     ) -> None:
         """A batch as it was read from the redo partition; `redo_offset` is behind its marker."""
         if marker.sequence <= self.marker.sequence:
@@ -190,6 +193,7 @@ class ShardStore:
             raise Corrupt(self.root, redo_offset, f"batch {marker.sequence} of the redo partition follows {self.marker.sequence}")
         with disk.failpoint("apply.rows"):
             self._learn(groups, next_group, redo_offset)
+            self.topic_ids.update(topic_ids or {})
             apply_rows(self.table, self.ledger, entries)
             kinds, numbers = kinds_of(entries), numbers_of(entries)
             self.ledger.touch_rows(numbers[kinds != RedoKind.QUARANTINE_OP], marker.now_ms)
@@ -221,6 +225,7 @@ class ShardStore:
             "redo_offset": self.redo_offset,
             "term": self.term,
             "generation": self.generation,
+            "topic_ids": self.topic_ids,
             "groups": self.groups + [""] * (self.next_group - len(self._untold) - len(self.groups)),
             "undeliverable": self.undeliverable.to_rows(),
             "touches": sorted(self.ledger.state_touch.items()),

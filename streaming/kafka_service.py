@@ -168,6 +168,8 @@ class KafkaJobService:
         )
         self._brokers = BrokerTime(self.connection.librdkafka(), self.topics.lease, self._machine)
         self.clock = GuardedClock(self._brokers, settings.data_dir, Rules(**settings.clock_values()), boot=self._boot)
+        own = [self.topics.half, self.topics.op, self.topics.redo]
+        self._topic_ids = clients.topic_ids(self.connection.admin(), own)
         self._watcher = redo.redo_consumer(self.connection.librdkafka())
         # A half behind an open transaction of somebody else is there, though nobody may read it yet.
         self._half_watcher = clients.end_watcher(self.connection)
@@ -193,6 +195,7 @@ class KafkaJobService:
             self._stopping,
             pause_max_ms=self.settings.kafka_retry_interval_ms,
             is_stuck=partial(is_stuck, self.connection),
+            topic_ids=self._topic_ids,
         )
         watch_shard(self.kafka_metrics, shard, lambda: self._log_ends.get(partition, (0, 0)), self._kept_for)
         return _Part(shard, self.policy)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -62,8 +62,11 @@ class Shard:
     def __init__(
         self, store: ShardStore, target: release.Target, run_task: RunTask, stopping: threading.Event, *,
         pause_max_ms: int = 30_000, is_stuck: Callable[[str], bool] = lambda _: False,
+        topic_ids: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """`pause_max_ms`: between two tries at messages that were set aside. `is_stuck`: see sinks/kafka/stuck.py."""
+        """`pause_max_ms`: between two tries at messages that were set aside. `is_stuck`: see sinks/kafka/stuck.py. `topic_ids`:
+        what Kafka calls half, op and redo topic, by name."""
+        self._topic_ids = dict(topic_ids or {})
         self.store, self.target, self._run_task, self._stopping = store, target, run_task, stopping
         self._is_stuck, self._owner = is_stuck, ""
         self.retries = Retries(pause_max_ms)
@@ -78,6 +81,7 @@ class Shard:
         self.traffic = Traffic()
         self._reached_end = False
         self.names_told = False  # since we have claimed it
+        self._require_same_topics()
         self._follower = redo.Follower(target.client, target.topics.redo)
         self._follow_from_the_start()
 
@@ -153,7 +157,7 @@ class Shard:
         packed, windows = redo.pack_entries(entries) if len(entries) else b"", self._windows(entries)
         # The first batch of a term tells all names: earlier versions told each of them once.
         names = self.store.names_for(entries) if self.names_told else self.store.all_names()
-        rest = self.store.next_group, lanes.tobytes(), self.retries.barred()
+        rest = self.store.next_group, lanes.tobytes(), self.retries.barred(), self._topic_ids
         return release.Task(self.target, self.term, batch.marker, packed, names, windows, *rest)
 
     def _windows(self, entries: Array) -> list[int]:
@@ -211,7 +215,8 @@ class Shard:
                 if event.refused:
                     self._tell_refused(event.refused)
                 self.store.apply(
-                    event.entries, event.marker, event.groups, event.refused, event.redo_offset, next_group=event.next_group
+                    event.entries, event.marker, event.groups, event.refused, event.redo_offset,
+                    next_group=event.next_group, topic_ids=event.topic_ids,
                 )  # fmt: skip
 
     def _tell_refused(self, refused: list[tuple[int, Refusal]]) -> None:
@@ -239,6 +244,7 @@ class Shard:
             if self._stopping.is_set():
                 raise JobStopped("asked to stop before the redo topic was read")
             self.follow(0.5)
+        self._require_same_topics()
         self._require_names()
 
     def claim(self, owner: str, now_ms: int) -> None:
@@ -261,8 +267,25 @@ class Shard:
             found = f"{self.store.table.pending} rows are pending after batch {self.store.marker.sequence}"
             wanted = f"{self.store.marker.pending} should be, after batch {sequence}"
             raise Corrupt(self.store.root, self.store.redo_offset, f"rebuilt from the redo topic: {found}, {wanted}")
+        self._require_same_topics()
         self._require_names()
         self.term, self.names_told = term, False
+
+    def _require_same_topics(self) -> None:
+        """In a topic that was made anew the old offsets mean other records: nothing here would fit."""
+        for topic, id in self._topic_ids.items():
+            known = self.store.topic_ids.get(topic, "")
+            if known and id and known != id:
+                raise JobCannotStart(self._about_another(topic, known, id))
+
+    def _about_another(self, topic: str, known: str, id: str) -> str:
+        topics = self.target.topics
+        return (
+            f"{self.store.root}: topic {topic} was deleted and made anew (its id was {known}, it is {id}): what was settled of "
+            f"partition {self.partition} is about records that are gone. If that was meant, make {topics.half}, {topics.op} and "
+            f"{topics.redo} anew together, and empty {self.store.root}; otherwise look whether kafkaBootstrapServers names the "
+            "right cluster"
+        )
 
     def _require_names(self) -> None:
         """A row whose group has no name could be ended by nobody, or by whichever group is given that number."""

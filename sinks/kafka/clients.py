@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from sinks.errors import KafkaUnfit
@@ -209,6 +209,13 @@ def add_partitions(connection: Connection, topics: Topics, shards: int) -> None:
             if error.args[0].code() != KafkaError.INVALID_PARTITIONS:  # somebody else was faster
                 reason = f"it has fewer partitions than the half topic, {shards}, and none can be added: {error.args[0].str()}"
                 raise KafkaUnfit(f"topic {name}: {reason}") from error
+
+
+def topic_ids(admin: AdminClient, names: list[str]) -> dict[str, str]:
+    """What Kafka calls a topic of this name, for good: one that is made anew has another id. "" of brokers that give none."""
+    found = admin.describe_topics(TopicCollection(names), request_timeout=ADMIN_S)
+    ids = {name: str(described.result(ADMIN_S).topic_id) for name, described in found.items()}
+    return {name: "" if set(id) <= {"A", "="} else id for name, id in ids.items()}
 
 
 def shard_count(admin: AdminClient, topics: Topics) -> int:

@@ -62,6 +62,7 @@ class RedoBatch:
     refused: list[tuple[int, Refusal]] = field(default_factory=list)
     next_group: int = 0  # the next free number
     generation: int = 0
+    topic_ids: dict[str, str] = field(default_factory=dict)  # by topic: whose offsets the batch speaks of
 
 
 class Last(NamedTuple):
@@ -96,6 +97,7 @@ def batch_records(
     *,
     next_group: int = 0,
     generation: int = 0,
+    topic_ids: Mapping[str, str] | None = None,
 ) -> Iterator[Record]:
     """A batch as records, the marker last."""
     for first in range(0, len(entries), ENTRIES_PER_RECORD):
@@ -105,7 +107,8 @@ def batch_records(
     yield from _texts(REFUSED, reasons, REFUSED_PER_RECORD)
     encoded = encode_marker(marker, len(entries))
     encoded["crc"] = batch_crc(entries.tobytes(), encoded.tobytes(), marker.sequence)
-    rest = {"term": term, "new_groups": len(groups), "next_group": next_group, "generation": generation}
+    numbers = {"term": term, "new_groups": len(groups), "next_group": next_group, "generation": generation}
+    rest = {**numbers, "topic_ids": dict(topic_ids or {})}
     yield [(contract.REDO, MARK)], encoded.tobytes() + json.dumps(rest).encode()
 
 
@@ -173,7 +176,8 @@ class Decoder:
         groups += _pairs(rest.get("groups", []))  # where both stood at first
         refused += _refusals(rest.get("refused", []))
         term, next_group, generation = int(rest["term"]), int(rest.get("next_group", 0)), int(rest.get("generation", 0))
-        return RedoBatch(self.partition, behind, entries, marker, term, groups, refused, next_group, generation)
+        topic_ids = {str(topic): str(id) for topic, id in rest.get("topic_ids", {}).items()}
+        return RedoBatch(self.partition, behind, entries, marker, term, groups, refused, next_group, generation, topic_ids)
 
 
 def _pairs(found: list[Any]) -> list[tuple[int, str]]:

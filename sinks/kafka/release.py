@@ -136,6 +136,7 @@ class Task:
     next_group: int = 0
     lanes: bytes = b""
     barred: dict[str, str] = field(default_factory=dict)
+    topic_ids: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -608,7 +609,10 @@ class _Attempt:
     def redo(self, entries: Array) -> None:
         refused = {at: self._refusal(at) for at in self._kept_numbers(entries) if at in self.refused}
         task, numbers = self.task, {"next_group": self.task.next_group, "generation": self.target.generation}
-        for headers, value in redo.batch_records(entries, task.marker, task.term, task.groups, refused, **numbers):
+        records = redo.batch_records(
+            entries, task.marker, task.term, task.groups, refused, topic_ids=task.topic_ids, **numbers
+        )  # fmt: skip
+        for headers, value in records:
             self._produce(self.topics.redo, value, partition=self.target.partition, headers=headers)
 
     def _refusal(self, half_offset: int) -> Refusal:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import Any
 
 import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from sinks.errors import KafkaUnfit
-from sinks.kafka import clients, contract
+from sinks.kafka import clients, contract, release
+from streaming.errors import JobCannotStart
 from tests.support.kafka import Cluster
+from tests.support.one_shard import OneShard
 
 RETENTION_MS = 1_000_000
 _NUMBERS = itertools.count(1)
@@ -82,3 +85,49 @@ def test_a_raised_reserved_time_is_told_before_bodies_go(own: OwnTopics) -> None
 def test_topics_that_are_kept_for_ever_are_fine(own: OwnTopics) -> None:
     own.set(own.topics.half, "retention.ms", "-1")
     own.ensure()
+
+
+# --- topics that were made anew -----------------------------------------------------------------------------------------
+def ensure(shard: OneShard) -> None:
+    clients.ensure_topics(shard.connection, shard.topics, partitions=1, replication=1, min_insync=1, retention_ms=10**9)
+
+
+@pytest.mark.parametrize("directory", ["same", "fresh"])
+@pytest.mark.parametrize("which", ["half", "op"])
+def test_a_topic_that_was_made_anew_is_told_by_its_id_however_far_it_has_grown(shard: OneShard, which: str, directory: str) -> None:
+    driver = shard.driver("same")
+    shard.commit(driver, shard.halves(b"a", b"b"))
+    driver.close(clean=True)
+    shard.drivers.clear()
+    topic = getattr(shard.topics, which)
+    shard.cluster.delete_topic(topic)
+    ensure(shard)
+    shard.halves(*[b"new"] * 5)
+    with pytest.raises(JobCannotStart, match=rf"topic {topic} was deleted and made anew \(its id was .*together"):
+        shard.driver(directory)
+    assert shard.bodies() == Counter([b"a", b"b"])
+
+
+def test_a_redo_topic_that_was_made_anew_is_told_by_its_id(shard: OneShard) -> None:
+    driver = shard.driver("same")
+    shard.commit(driver, shard.halves(b"a"))
+    driver.close(clean=True)
+    shard.drivers.clear()
+    shard.cluster.delete_topic(shard.topics.redo)
+    ensure(shard)
+    with pytest.raises(JobCannotStart, match=f"topic {shard.topics.redo} was deleted and made anew"):
+        shard.driver("same")
+
+
+def test_topics_that_were_all_made_anew_begin_anew_in_an_empty_directory(shard: OneShard) -> None:
+    driver = shard.driver("same")
+    shard.commit(driver, shard.halves(b"a"))
+    driver.close(clean=True)
+    shard.drivers.clear()
+    for topic in (shard.topics.half, shard.topics.op, shard.topics.redo):
+        shard.cluster.delete_topic(topic)
+    ensure(shard)
+    release._owners.clear()
+    fresh = shard.driver("fresh")
+    shard.commit(fresh, shard.halves(b"b"))
+    assert shard.bodies() == Counter([b"a", b"b"])

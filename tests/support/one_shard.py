@@ -45,7 +45,13 @@ class OneShard:
         options = self.connection.librdkafka()
         target = release.Target(self.topics, 0, f"{self.name}-0", options, 60_000)
         store, stuck = ShardStore(self.root / name, rows_per_file), partial(is_stuck, self.connection)
-        shard = Shard(store, target, self._run, threading.Event(), is_stuck=stuck)
+        own = [self.topics.half, self.topics.op, self.topics.redo]
+        ids = clients.topic_ids(self.connection.admin(), own)
+        try:
+            shard = Shard(store, target, self._run, threading.Event(), is_stuck=stuck, topic_ids=ids)
+        except BaseException:
+            store.close(clean=False)
+            raise
         self.drivers.append(shard)
         shard.catch_up()
         shard.claim(name, NOW_MS)
