@@ -97,6 +97,7 @@ class _Part:
         self.rounds: Rounds | None = None
         self.claimed_ms = 0
         self.tell_again_ms = 0
+        self.retained_ms = 0
         self.telling: Iterator[npt.NDArray[np.int64]] = iter(())
         self.at_work: list[tuple[Future[None], int]] = []  # batches in their order, with their records
         self.ends: dict[str, dict[int, int]] | None = None  # of the batch that was settled last
@@ -589,9 +590,14 @@ class KafkaJobService:
             self._tell_again(part, now_ms)
             if now_ms > self._marker_due_ms(part):
                 part.shard.commit(self._same_place(part.shard, now_ms))
-                if self.clock.deletes_allowed():
-                    retention_ms = self.settings.retention_ms
-                    part.shard.store.retain(now_ms, retention_ms, self.clock.leapt_ms(retention_ms))
+            self._retain(part, now_ms)
+
+    def _retain(self, part: _Part, now_ms: int) -> None:
+        """State files that nothing needs any more go, of a busy shard too."""
+        every_ms, retention_ms = MARKER_SHARE * self.settings.retention_ms, self.settings.retention_ms
+        if not part.retained_ms <= now_ms < part.retained_ms + every_ms and self.clock.deletes_allowed():
+            part.retained_ms = now_ms
+            part.shard.store.retain(now_ms, retention_ms, self.clock.leapt_ms(retention_ms))
 
     def _tell_again(self, part: _Part, now_ms: int) -> None:
         """Halves that stay pending beyond fileReservedTime (discards may be stopped): the redo topic is kept for twice as long, and

@@ -9,7 +9,8 @@ anew from the op topic at every start; the op topic is kept for 2 × fileReserve
 gone from the half topic are let go.
 
 An op that names a group counts if that is the half's: an endpoint's op shows it by its sealed id; for any other one the half is
-looked up.
+looked up. Where that cannot be done now (the half is behind an open transaction of somebody else, or its partition does not
+answer), the op waits, and everything behind it about the same half; other halves go on: how one ends does not depend on another.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
@@ -42,6 +43,8 @@ GLANCE_S: Final = 1.0
 #: How often new partitions and halves that are gone are looked for.
 LOOK_S: Final = 5.0
 AGAIN_S: Final = 0.5
+#: Ops that may wait for halves that cannot be read; with more of them no op is read.
+UNJUDGED_MAX: Final = 100_000
 _AT_ONCE: Final = 4096
 _TOKEN_BYTES: Final = 8
 _CHUNK_BITS: Final = 16
@@ -72,6 +75,41 @@ class Ends:
             del self._chunks[number]
 
 
+class Unjudged:
+    """Ops that cannot be judged yet, in their order. Once one about a half waits, all that follow about it wait behind it."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Any] = []
+        self._places: set[Place] = set()
+        self.tried_s = 0.0
+
+    @property
+    def count(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def trouble(self) -> str:
+        if not self._places:
+            return ""
+        place = min(self._places)
+        return f"{self.count} ops wait, first about half {place.half_offset} of partition {place.partition}: it cannot be read now"
+
+    def wait_for(self, places: Iterable[Place]) -> None:
+        self._places.update(places)
+
+    def keeps(self, place: Place, message: Any) -> bool:
+        """Whether an op about this half has to wait: it is kept then."""
+        if place in self._places:
+            self._waiting.append(message)
+            return True
+        return False
+
+    def take(self) -> list[Any]:
+        """All of them, to be judged again."""
+        waiting, self._waiting, self._places = self._waiting, [], set()
+        return waiting
+
+
 class OpFollower:
     """Made in the event loop, runs in a thread."""
 
@@ -84,6 +122,7 @@ class OpFollower:
         self._halves = Reader(connection, topics.half)
         self._ends: dict[int, Ends] = {}
         self._half_ends: dict[int, int] = {}
+        self._unjudged = Unjudged()
         self._behind: dict[int, int] = {}  # partition: where it ended when we began
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._number = 0
@@ -141,10 +180,11 @@ class OpFollower:
         while not self._stopping.is_set():
             try:
                 self._follow()
+                self._judge_again()
                 if time.monotonic() - looked_s >= LOOK_S:
                     self._look()
                     looked_s = time.monotonic()
-                self.trouble = ""
+                self.trouble = self._unjudged.trouble
             except KafkaException as error:
                 self.trouble = f"ops cannot be read: {error.args[0].str()}"
                 self._stopping.wait(AGAIN_S)
@@ -172,13 +212,10 @@ class OpFollower:
             return
         messages = [first, *self._consumer.consume(_AT_ONCE, 0)]
         good = [message for message in messages if message.error() is None]
-        while good and not self._stopping.is_set():
-            try:
-                self._apply(good)
-                break
-            except KafkaException as error:  # a half that must be looked up cannot be now: nothing behind it may be judged before
-                self.trouble = f"halves cannot be read: {error.args[0].str()}"
-                self._stopping.wait(AGAIN_S)
+        self._apply(good)
+        while self._unjudged.count >= UNJUDGED_MAX and not self._stopping.is_set():  # nothing more is read, so memory is bounded
+            self._stopping.wait(AGAIN_S)
+            self._judge_again()
         self._note_ends(good, [message for message in messages if message.error() is not None])
 
     def _note_ends(self, good: list[Any], events: list[Any]) -> None:
@@ -194,15 +231,22 @@ class OpFollower:
         if not self._behind and not self.caught_up.done() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._is_caught_up)
 
+    def _judge_again(self) -> None:
+        """Ops that wait, in the order in which they came."""
+        if self._unjudged.count and time.monotonic() - self._unjudged.tried_s >= AGAIN_S:
+            self._apply(self._unjudged.take())
+            self._unjudged.tried_s = time.monotonic()
+
     def _apply(self, messages: list[Any]) -> None:
-        """Judge ops one after another. What has to be looked up is looked up before the first of them changes anything, so this may
-        be tried again as a whole."""
+        """Judge ops one after another. What has to be looked up is looked up before the first of them changes anything."""
         ops = [(message, read_op(message)) for message in messages]
         counted = self._those_that_count([(message.partition(), op) for message, op in ops if op is not None])
         answered: list[tuple[int, Answer]] = []
         for message, op in ops:
             if op is None or op.kind is OpKind.ASKED:
                 self.counts["asked" if op else "illegal"] += 1
+                continue
+            if self._unjudged.keeps(Place(message.partition(), op.half_offset), message):
                 continue
             answer = self._judge(message.partition(), op, (message.partition(), op.half_offset, op.group) in counted)
             self.counts[answer.verdict.value] += 1
@@ -235,7 +279,19 @@ class OpFollower:
             else:
                 doubtful.setdefault(partition, {}).setdefault(op.half_offset, set()).add(op.group)
         for partition, wanted in doubtful.items():
-            self._refuse_unstable(partition, wanted)
+            try:
+                self._look_up(partition, wanted, good)
+            except KafkaException as error:
+                self.trouble = f"halves cannot be read: {error.args[0].str()}"
+                self._unjudged.wait_for(Place(partition, half_offset) for half_offset in wanted)
+        return good
+
+    def _look_up(self, partition: int, wanted: dict[int, set[str | None]], good: set[tuple[int, int, str | None]]) -> None:
+        """Which of these (half offset: groups that are named) are about a half of that group. KafkaException: nobody knows now."""
+        unstable = self._unstable(partition, wanted)
+        self._unjudged.wait_for(Place(partition, half_offset) for half_offset in unstable)
+        wanted = {half_offset: groups for half_offset, groups in wanted.items() if half_offset not in unstable}
+        if wanted:
             named = [half_offset for half_offset, groups in wanted.items() if groups != {None}]
             halves = self._halves.read(partition, named) if named else {}
             owners = {half_offset: _group_of(half) for half_offset, half in halves.items()}
@@ -243,15 +299,15 @@ class OpFollower:
                 good.update((partition, half_offset, group) for group in groups if group and owners.get(half_offset) == group)
                 if None in groups and half_offset < self._half_end(partition, half_offset):
                     good.add((partition, half_offset, None))
-        return good
 
-    def _refuse_unstable(self, partition: int, half_offsets: Collection[int]) -> None:
+    def _unstable(self, partition: int, half_offsets: Collection[int]) -> set[int]:
         """An op about a half behind an open transaction of somebody else can be judged when that has ended: the job waits too."""
         end = self._half_end(partition, max(half_offsets))
-        beyond = [half_offset for half_offset in half_offsets if half_offset >= end]
-        if beyond and min(beyond) < bounds_of(self._half_watcher, self._topics.half, partition, ASK_S)[1]:
-            text = f"half {min(beyond)} of partition {partition} is behind an open transaction"
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, text))
+        beyond = {half_offset for half_offset in half_offsets if half_offset >= end}
+        if not beyond:
+            return beyond
+        last = bounds_of(self._half_watcher, self._topics.half, partition, ASK_S)[1]
+        return {half_offset for half_offset in beyond if half_offset < last}
 
     def _half_end(self, partition: int, half_offset: int) -> int:
         """The end of a half partition: asked for anew where it was not beyond this offset when last looked at."""

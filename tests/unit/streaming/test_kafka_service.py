@@ -249,10 +249,24 @@ def test_an_idle_shard_writes_a_marker_soon_and_again_before_it_could_age_out(se
     shard.commit = commit
     shard.names_told, shard.store.pending_since_before = False, lambda _: iter(())
     rounds = SimpleNamespace(wanted=lambda _: False)
-    part: Any = SimpleNamespace(shard=shard, rounds=rounds, claimed_ms=now_ms, tell_again_ms=0)
+    part: Any = SimpleNamespace(shard=shard, rounds=rounds, claimed_ms=now_ms, tell_again_ms=0, retained_ms=0)
     start_ms = now_ms + kafka_service.FIRST_MARKER_MS
     while now_ms < start_ms + 1000:
         made._tick(part)
         now_ms += 50
     assert [at - start_ms for at in written] == [50, 350, 650, 950]
     assert (shard.marker.half_cursor, shard.marker.op_cursor) == (0, 0)
+
+
+def test_state_files_of_a_shard_that_is_never_idle_are_looked_through_too():
+    made: Any = kafka_service.KafkaJobService.__new__(kafka_service.KafkaJobService)
+    made.settings, retained = SimpleNamespace(retention_ms=1000), list[int]()
+    made.clock = SimpleNamespace(deletes_allowed=lambda: True, leapt_ms=lambda _: 0)
+    store = SimpleNamespace(retain=lambda now_ms, *_: retained.append(now_ms))
+    part: Any = SimpleNamespace(shard=SimpleNamespace(store=store), retained_ms=0)
+    for now_ms in range(10_000, 11_000, 50):
+        made._retain(part, now_ms)
+    assert retained == [10_000, 10_250, 10_500, 10_750]
+    made.clock.deletes_allowed = lambda: False
+    made._retain(part, 20_000)
+    assert len(retained) == 4, "not while the clock is in doubt"
