@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -31,6 +31,7 @@ from store.cursor import Cursors
 from store.edge import EdgeStore
 from store.errors import Corrupt, StoreError
 from store.frames import Frame
+from store.guarded_clock import GuardedClock
 from store.presence import Presence
 from store.published import JobSlot
 from store.reader import LogReader, TopicReader
@@ -92,6 +93,7 @@ class Member:
     member: str
     last_seen_ms: int
     via: str
+    seen_ms: int = 0  # the same on the elapsed line
 
 
 class CheckDelivery:
@@ -102,13 +104,13 @@ class CheckDelivery:
         store: EdgeStore,
         cursors: Cursors,
         presence: Presence,
-        now_ms: Callable[[], int],
+        clock: GuardedClock,
         *,
         enabled: bool,
         refresh_s: float,
         asked_now_max: int = 10_000,
     ) -> None:
-        self._store, self._cursors, self._presence, self._now_ms = store, cursors, presence, now_ms
+        self._store, self._cursors, self._presence, self._clock = store, cursors, presence, clock
         self._enabled, self._refresh_s, self._asked_now_max = enabled, refresh_s, asked_now_max
         #: Halves that an operator wants asked about, and their group_no: they wait in their group's queue.
         self._asked_now: dict[int, int] = {}
@@ -252,9 +254,9 @@ class CheckDelivery:
 
     def members(self, group: str) -> list[Member]:
         """Who was there lately."""
-        since_ms = self._now_ms() - int(self._refresh_s * 3000)
+        since_ms = self._clock.elapsed_ms() - int(self._refresh_s * 3000)
         return sorted(
-            (each for each in self._members.get(group, {}).values() if each.last_seen_ms >= since_ms), key=lambda each: each.member
+            (each for each in self._members.get(group, {}).values() if each.seen_ms >= since_ms), key=lambda each: each.member
         )
 
     # --- polls ----------------------------------------------------------------------------------------------------------------
@@ -283,13 +285,13 @@ class CheckDelivery:
 
     def seen(self, group: str, member: str, via: str) -> None:
         """Somebody is there for the group. A group without halves has no number, and nobody will be asked for it."""
-        group_no, now_ms = self._store.dictionary.group_no(group), self._now_ms()
+        group_no, seen_ms = self._store.dictionary.group_no(group), self._clock.elapsed_ms()
         if group_no is None:
             return
-        self._presence.seen(group_no, now_ms)
+        self._presence.seen(group_no, seen_ms)
         members = self._members.setdefault(group, {})
         members.pop(member, None)  # the one that was seen last stands last
-        members[member] = Member(member, now_ms, via)
+        members[member] = Member(member, self._clock.now_ms(), via, seen_ms)
         if len(members) > MEMBERS_MAX:
             del members[next(iter(members))]
 

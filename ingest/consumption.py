@@ -40,6 +40,7 @@ from store.cursor import Cursors
 from store.edge import EdgeStore
 from store.errors import StoreError
 from store.frames import RESERVED_TOPICS, check_name
+from store.guarded_clock import GuardedClock
 from store.reader import LogReader
 from store.records import QUEUE_ID_BITS, topic_of_key
 
@@ -85,13 +86,13 @@ class Consumption:
         committer: Committer,
         cursors: Cursors,
         settings: Settings,
-        now_ms: Callable[[], int],
+        clock: GuardedClock,
         *,
         receipts: ReceiptSealer,
         refuse: Callable[[str], None],
         boot: int | None = None,
     ) -> None:
-        self._store, self._committer, self._settings, self._now_ms, self._refuse = store, committer, settings, now_ms, refuse
+        self._store, self._committer, self._settings, self._clock, self._refuse = store, committer, settings, clock, refuse
         self._loop, self._receipts = asyncio.get_running_loop(), receipts
         directory = store.directory
         self._tail = Tail(LogReader(directory), Settled(directory, cursors, this_boot() if boot is None else boot))
@@ -119,8 +120,11 @@ class Consumption:
     def _recover(self, consumers: Consumers) -> None:
         """Progress of an earlier life. Where an older log was put in place (a restore), a group cannot have read beyond its end."""
         consumers.clip(self._store.next_offset)
+        until_ms = self._clock.elapsed_ms() + self._settings.visibility_max_ms
         for (group_no, queue_key), progress in consumers.progress.items():
-            self._queues[group_no, queue_key] = GroupQueue(group_no, queue_key, self._settings.look_ahead, progress)
+            self._queues[group_no, queue_key] = GroupQueue(
+                group_no, queue_key, self._settings.look_ahead, progress, until_ms=until_ms
+            )
         # Written anew as a whole: whatever of it was not flushed before the process died is durable now.
         if consumers.progress:
             consumers.compact()
@@ -281,7 +285,7 @@ class Consumption:
                 await self._waiting.wait(ask.topic, ask.group, min(left_s, self._due_in_s(queues)), place)
 
     def _empty_hand(self, ask: _Ask) -> Hand:
-        now_ms = self._now_ms()
+        now_ms = self._clock.elapsed_ms()
         deliveries_max = self._settings.max_deliveries if has_dead_letters(ask.topic) else _NEVER_AGAIN
         size_bytes = self._settings.max_request_bytes // 2
         return Hand(ask.group, now_ms, now_ms + ask.visibility_ms, ask.wanted, deliveries_max, ask.count, size_bytes)
@@ -289,7 +293,7 @@ class Consumption:
     def _due_in_s(self, queues: list[GroupQueue]) -> float:
         """How long until something in hand may lapse."""
         dues = [due for queue in queues if (due := queue.next_due_ms()) is not None]
-        return max(0.001, (min(dues) - self._now_ms()) / 1000) if dues else float("inf")
+        return max(0.001, (min(dues) - self._clock.elapsed_ms()) / 1000) if dues else float("inf")
 
     async def _take(self, topic: str, queues: list[GroupQueue], hand: Hand) -> bool:
         """Fill the hand from a topic's queues, and write down what is in it; whether anything is."""
@@ -343,7 +347,7 @@ class Consumption:
             self._give_back(deliveries[0].topic, group, [each.handed for each in deliveries])
 
     def _give_back(self, topic: str, group: str, taken: Sequence[Handed]) -> None:
-        now_ms = self._now_ms()
+        now_ms = self._clock.elapsed_ms()
         records = [handed.queue.put_back(handed, now_ms) for handed in taken if self._is_current(handed.queue)]
         self._note([record for record in records if record is not None])
         self._waiting.wake(topic, group)
@@ -431,7 +435,7 @@ class Consumption:
 
     async def change_visibility(self, topic: str, group: str, receipts: Sequence[str], visibility_s: float) -> list[str | None]:
         """More time from now on, or with 0 back at once; the new receipts, None where the old one is stale."""
-        visibility_ms, now_ms = self._visibility_ms(visibility_s, least_ms=0), self._now_ms()
+        visibility_ms, now_ms = self._visibility_ms(visibility_s, least_ms=0), self._clock.elapsed_ms()
         records: list[ConsumerRecord] = []
         answers: list[str | None] = []
         for queue, receipt in self._open(topic, group, receipts):
@@ -483,10 +487,10 @@ class Consumption:
         for handed in dying:
             queue, queue_offset = handed.queue, handed.queue_offset
             try:
-                await self._committer.call(partial(bury, self._store, group, [handed], self._now_ms()))
+                await self._committer.call(partial(bury, self._store, group, [handed], self._clock.now_ms()))
             except (EdgeError, StoreError) as error:
                 self.trouble = f"a dead letter of group {group} could not be stored: {error}"
-                queue.not_buried(queue_offset, self._now_ms() + BURY_AGAIN_MS)
+                queue.not_buried(queue_offset, self._clock.elapsed_ms() + BURY_AGAIN_MS)
                 continue
             self._counts["dead"] += 1
             if self._is_current(queue):
@@ -532,7 +536,7 @@ class Consumption:
         self._replaying.update(found)
         try:
             group_no: int = await self._committer.call(partial(self._store.add_group, group))
-            again = partial(append_again, self._store, group, list(found.values()), self._now_ms())
+            again = partial(append_again, self._store, group, list(found.values()), self._clock.now_ms())
             await self._committer.call(again)
             await self._ledger.note(self._close_letters(group_no, list(found)), durable=True)
         finally:

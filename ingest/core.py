@@ -21,15 +21,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Container, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
+from escrow.clock import Clock, SystemClock, this_boot
 from escrow.settings import Settings
 from ingest import groups
 from ingest.auditing import Audited, Auditor
@@ -48,15 +49,17 @@ from ingest.quotas import Quotas
 from ingest.receipts import ReceiptSealer
 from ingest.threads import Threads
 from store.audit import ANCHOR_TOPIC, Head
+from store.clock import Rules
 from store.cursor import Cursors
 from store.directory import Geometry
 from store.edge import EdgeStore, End
 from store.ends import Answer, Verdict
 from store.errors import StoreError
 from store.frames import Message, are_same, groups_of
+from store.guarded_clock import GuardedClock
 from store.presence import Presence
 from store.progress import Progress, no_progress
-from store.published import EdgeSlot, JobSlot
+from store.published import JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
 from store.reader import TopicReader
 from store.records import OpKind, State, Via, queue_key_of, queue_offset_of, topic_of_key
 from store.wake import EDGE_WAKE, JOB_WAKE, Sleeper, Waker
@@ -102,10 +105,6 @@ class JobState:
     heartbeat_ms: int = 0
 
 
-def wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 def place_of(position: int) -> tuple[int, int]:
     """(queue_id, queue_offset) of a topic position."""
     return topic_of_key(queue_key_of(position))[1], queue_offset_of(position)
@@ -132,8 +131,10 @@ class Part(Protocol):
 class Edge:
     """One edge over one store. Made, used and closed in one event loop."""
 
-    def __init__(self, settings: Settings, *, now_ms: Callable[[], int] = wall_ms) -> None:
-        self.settings, self._now_ms = settings, now_ms
+    clock: GuardedClock
+
+    def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
+        self.settings, self._source = settings, clock
         self.notice = self.trouble = ""
         self._closing = False
         #: Ends whose id was never issued, or for another group: refused before they reach the log.
@@ -158,6 +159,7 @@ class Edge:
         try:
             keys, self.notice = load_keys(self.settings.keys_file, self.settings.id_keys)  # 2
             self._receipts = ReceiptSealer(keys)
+            self._start_clock(self.settings.data_dir, last_time_ms(self.store))
             self._sealer = Sealer(keys, self.store.directory.store_id, self.store.lineage.half_ends)
             self._open_rest()
         except BaseException:
@@ -169,6 +171,15 @@ class Edge:
         except BaseException:
             await self.close()
             raise
+
+    def _start_clock(self, directory: Path | None, last_ms: int = 0) -> None:
+        self.clock = GuardedClock(
+            self._source or SystemClock(), directory, Rules(**self.settings.clock_values()),
+            boot=0 if self._source else this_boot() or None, last_ms=last_ms,
+        )  # fmt: skip
+
+    def _now_ms(self) -> int:
+        return self.clock.now_ms()
 
     def _open_store(self, progress: Progress) -> EdgeStore:
         settings, root = self.settings, self.settings.store_dir
@@ -188,7 +199,7 @@ class Edge:
         settings, root = self.settings, self.settings.store_dir
         self._loop, self._short = asyncio.get_running_loop(), asyncio.Event()
         self.started_at_ms = self._now_ms()
-        self.store.heartbeat(self.started_at_ms)
+        self.store.heartbeat(self.clock.elapsed_ms())
         cursors = Cursors(root / "edge.cursors", writable=True)
         self._presence = Presence(root / "presence", writable=True)
         self._committer = Committer(self.store, self._now_ms, settings.max_queued_bytes)  # 3
@@ -200,14 +211,14 @@ class Edge:
             self.store,
             cursors,
             self._presence,
-            self._now_ms,
+            self.clock,
             enabled=settings.checks_enabled and not settings.standby,
             refresh_s=settings.presence_ttl_ms / 3000,
             asked_now_max=settings.outstanding_per_group_max,
         )
         self.quotas = Quotas(settings, self.groups, self.store, self._now_ms)
         self._consumption = Consumption(
-            self.store, self._committer, cursors, settings, self._now_ms,
+            self.store, self._committer, cursors, settings, self.clock,
             receipts=self._receipts, refuse=self._refuse_if_standby,
         )  # 5  # fmt: skip
         self._open_operators()
@@ -506,7 +517,7 @@ class Edge:
     def live_groups(self) -> set[str]:
         """Producer groups with a live member."""
         names = self.store.dictionary.groups
-        live = self._presence.live(self._now_ms(), self.settings.presence_ttl_ms, len(names))
+        live = self._presence.live(self.clock.elapsed_ms(), self.settings.presence_ttl_ms, len(names))
         return {name for name, is_live in zip(names, live.tolist(), strict=True) if is_live}
 
     def known_groups(self) -> Sequence[str]:
@@ -529,7 +540,7 @@ class Edge:
         heartbeat_ms = page[JobSlot.HEARTBEAT_MS]
         alive = "no_room" if page[JobSlot.NO_ROOM_SINCE_MS] else "running"
         return JobState(
-            alive if self._now_ms() - heartbeat_ms < JOB_SILENT_MS else "silent",
+            alive if abs(self.clock.elapsed_ms() - heartbeat_ms) < JOB_SILENT_MS else "silent",
             self.store.page[EdgeSlot.HALF_END] - page[JobSlot.HALF_CURSOR],
             self.store.page[EdgeSlot.OP_END] - page[JobSlot.OP_CURSOR],
             page[JobSlot.ROUND_NO],
@@ -595,7 +606,10 @@ class Edge:
 
     async def _beat(self) -> None:
         while True:
-            self.store.heartbeat(self._now_ms())
+            self.store.heartbeat(self.clock.elapsed_ms())
+            # Beside the event loop: it may write.
+            await asyncio.to_thread(self.clock.look)
+            self.store.dedup.leapt_s = self.clock.leapt_ms(self.settings.dedup_window_ms) // 1000
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _retain(self) -> None:
@@ -614,6 +628,17 @@ class Edge:
             await self.listings.refresh()
         self.consumption.let_go()
         return removed
+
+
+def last_time_ms(store: EdgeStore) -> int:
+    """The last time that a store of an earlier release tells; 0 = none. The edge's heartbeat is the newest; where there is none,
+    the time of the last settled batch."""
+    if heartbeat_ms := store.page[EdgeSlot.HEARTBEAT_MS]:
+        return heartbeat_ms
+    try:
+        return PublishedPage(store.directory.root / "job.published", JOB_MAGIC)[JobSlot.NOW_MS]
+    except StoreError:
+        return 0
 
 
 def answer_of(answer: Answer) -> EndAnswer:

@@ -15,7 +15,7 @@ import numpy as np
 
 from escrow.metrics import OTHER, Figure
 from ingest.app import App
-from ingest.core import Edge, JobState, wall_ms
+from ingest.core import Edge, JobState
 from ingest.door import Door
 from store.errors import StoreError
 from store.reader import LogReader
@@ -64,7 +64,7 @@ class Figures:
             "escrow_unsettled_records", "gauge", "Durable records that the job has not settled",
             [({"queue": "half"}, job.halves_behind), ({"queue": "op"}, job.ops_behind)],
         )  # fmt: skip
-        age_s = max(wall_ms() - oldest_ms, 0) / 1000 if oldest_ms is not None else 0.0
+        age_s = max(self._edge.now_ms() - oldest_ms, 0) / 1000 if oldest_ms is not None else 0.0
         yield _one(
             "escrow_unsettled_age_seconds", "gauge", "Age of the oldest record that the job has not settled; 0 = none", age_s
         )

@@ -1,4 +1,5 @@
-"""One consumer group in one topic queue: what is done, what is in hand, what comes next. Decides; no disk and no clock.
+"""One consumer group in one topic queue: what is done, what is in hand, what comes next. Decides; no disk and no clock. All times
+are on the elapsed line (`store.clock`), which never leaps.
 
     offset ……………………… scanned ……………………… end of the queue
     │ done, held, free      │ not looked at yet
@@ -126,7 +127,10 @@ class Hand:
 class GroupQueue:
     """Lives in the event loop."""
 
-    def __init__(self, group_no: int, queue_key: int, window: int, progress: Progress | None = None) -> None:
+    def __init__(
+        self, group_no: int, queue_key: int, window: int, progress: Progress | None = None, *, until_ms: int = 1 << 62
+    ) -> None:
+        """`until_ms`: no hand-out of an earlier life can be held longer; what says so was written by a clock that was ahead."""
         self.group_no, self.queue_key, self._window = group_no, queue_key, window
         self.offset = self._noted = progress.offset if progress is not None else 0
         self._scanned = self.offset
@@ -136,6 +140,7 @@ class GroupQueue:
         self._entries: dict[int, _Entry] = {}
         self._lanes: dict[str, _Lane] = {}
         self._ready: list[int] = []
+        self._until_ms = until_ms
         self._due: list[tuple[int, int]] = []
         #: No hand-out is visible again before this: a receipt from before a seek never equals one from after it.
         self._floor_ms = self._latest_ms = 0
@@ -144,7 +149,8 @@ class GroupQueue:
                 self._done.add(record.queue_offset)
             else:
                 self._receipts[record.queue_offset] = (record.attempts, record.visible_at_ms)
-                self._latest_ms = max(self._latest_ms, record.visible_at_ms)
+                if record.visible_at_ms <= until_ms:
+                    self._latest_ms = max(self._latest_ms, record.visible_at_ms)
 
     # --- handing out ----------------------------------------------------------------------------------------------------------
     def take(self, source: Source, hand: Hand) -> None:
@@ -219,7 +225,7 @@ class GroupQueue:
                 self._finish(queue_offset)
                 continue
             entry = self._remember(queue_offset, frame)
-            if entry.attempts and entry.visible_at_ms > hand.now_ms:
+            if entry.attempts and hand.now_ms < entry.visible_at_ms <= self._until_ms:
                 self._hold(queue_offset, entry)
             elif entry.key:
                 heappush(self._ready, self._lanes[entry.key].offsets[0])

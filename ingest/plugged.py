@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Container, Coroutine, Sequence
+from collections.abc import AsyncIterator, Container, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from itertools import groupby
 from typing import Any, Final, TypeVar
 
+from escrow.clock import Clock
 from escrow.settings import Settings
 from escrow.tracing import TracingError
 from ingest.checks import Handover
-from ingest.core import Edge, EndAnswer, EndRequest, wall_ms
+from ingest.core import Edge, EndAnswer, EndRequest
 from ingest.errors import BadId, CannotStart, EdgeError, RefusedByService, ServiceFailed
 from ingest.threads import Threads
 from ingest.traced import traced
@@ -39,11 +40,11 @@ LOG: Final = logging.getLogger("escrow.edge")
 T = TypeVar("T")
 
 
-def make_edge(settings: Settings, *, now_ms: Callable[[], int] = wall_ms) -> Edge:
+def make_edge(settings: Settings, *, clock: Clock | None = None) -> Edge:
     """The edge with everything that is installed and configured."""
     kind = _kafka_edge() if settings.mode == "kafka" else PluggedEdge if installed(GROUP) else Edge
     try:
-        edge = (traced(kind) if settings.otlp_endpoint else kind)(settings, now_ms=now_ms)
+        edge = (traced(kind) if settings.otlp_endpoint else kind)(settings, clock=clock)
     except TracingError as error:
         raise CannotStart(str(error)) from error
     edge.parts.append(Transports(edge))
@@ -108,8 +109,8 @@ class _Held:
 class PluggedEdge(Edge):
     """An edge whose transactions go through a plug-in."""
 
-    def __init__(self, settings: Settings, *, now_ms: Callable[[], int] = wall_ms) -> None:
-        super().__init__(settings, now_ms=now_ms)
+    def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
+        super().__init__(settings, clock=clock)
         self.service: interfaces.TransactionService | None = None
         self.service_threads: Threads
         self.service_failures = 0

@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from escrow.clock import Clock
 from escrow.settings import Settings
 from escrow.tracing import TRACEPARENT, Tracer
 from ingest.checks import Handover
-from ingest.core import Edge, EndAnswer, EndRequest, wall_ms
+from ingest.core import Edge, EndAnswer, EndRequest
 from ingest.deliveries import Delivery
 from ingest.errors import BadId
 from store.edge import PROPERTIES_MAX_BYTES
@@ -34,8 +35,8 @@ KEPT_MAX: Final = 65_536
 class TracedEdge(Edge):
     """On top of any edge: `traced` puts it there."""
 
-    def __init__(self, settings: Settings, *, now_ms: Callable[[], int] = wall_ms) -> None:
-        super().__init__(settings, now_ms=now_ms)
+    def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
+        super().__init__(settings, clock=clock)
         self.tracer = Tracer(settings, "escrow-edge")
         self._kept: dict[int, Mapping[str, str]] = {}
         self._reader: LogReader | None = None
@@ -92,9 +93,9 @@ class TracedEdge(Edge):
 
     # --- ends and checks --------------------------------------------------------------------------------------------------------
     async def end(self, ends: Sequence[EndRequest]) -> list[EndAnswer]:
-        start_ms = wall_ms()
+        start_ms = self.now_ms()
         answers = await super().end(ends)
-        self._later(self._note_ends, list(ends), answers, start_ms, wall_ms())
+        self._later(self._note_ends, list(ends), answers, start_ms, self.now_ms())
         return answers
 
     def _note_ends(self, ends: Sequence[EndRequest], answers: Sequence[EndAnswer], start_ms: int, end_ms: int) -> None:
@@ -119,10 +120,10 @@ class TracedEdge(Edge):
         via: str = "poll",
     ) -> AsyncIterator[Handover]:
         async with super().poll_checks(group, member, max_requests, wait_s, passing_over=passing_over, via=via) as handover:
-            start_ms = wall_ms()
+            start_ms = self.now_ms()
             yield handover
         if handover.requests:
-            self._later(self._note_checks, handover, start_ms, wall_ms())
+            self._later(self._note_checks, handover, start_ms, self.now_ms())
 
     def _note_checks(self, handover: Handover, start_ms: int, end_ms: int) -> None:
         for request in handover.requests:
@@ -135,7 +136,7 @@ class TracedEdge(Edge):
 
     # --- hand-outs --------------------------------------------------------------------------------------------------------------
     def _handed_out(self, group: str, consumer: str, found: Sequence[Delivery]) -> None:
-        self._later(self._note_hand_outs, group, consumer, found, wall_ms())
+        self._later(self._note_hand_outs, group, consumer, found, self.now_ms())
 
     def _note_hand_outs(self, group: str, consumer: str, found: Sequence[Delivery], now_ms: int) -> None:
         for delivery in found:

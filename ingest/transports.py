@@ -225,7 +225,7 @@ class WebhookCourier(Courier):
         for wait_s in (*BACKOFF_S, None):
             try:
                 async with asyncio.timeout(self.client.webhook.timeout_s):
-                    verdict = await self.client.post(f"{id}.{request.attempt}", body, int(time.time()))
+                    verdict = await self.client.post(f"{id}.{request.attempt}", body, self._edge.now_ms() // 1000)
             except TimeoutError:
                 failure = NotHandedOver(f"no answer within {self.client.webhook.timeout_s:g} s (timeout)", again=True)
             except NotHandedOver as error:

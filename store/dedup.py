@@ -7,10 +7,10 @@
      28  u32  body_crc         CRC-32 of the body: the same key with another body is an error
 
 A key's slot: the digest's first 8 bytes (little-endian, unsigned) mod slots, or the next free one behind it, round the end.
-New keys go
-into the file with the highest number; when it is half full or a quarter of the window old, a new file is begun. A file goes
-when its
-newest key is older than the window. Rebuilt from: the halves in the log, which carry their key as property `__DEDUP_KEY__`.
+New keys go into the file with the highest number; when it is half full or a quarter of the window old, a new file is begun.
+A key cannot be younger than the oldest one of a later file: where its time says so, the clock was put back meanwhile, and that
+one's time counts. A file goes when its newest key is older than the window.
+Rebuilt from: the halves in the log, which carry their key as property `__DEDUP_KEY__`.
 """
 
 from __future__ import annotations
@@ -116,6 +116,8 @@ class Dedup:
 
     def __init__(self, directory: Path, window_s: int, *, writable: bool = False) -> None:
         self._directory, self._window_s = directory, window_s
+        #: How much of the last window was a leap of the clock (`clock.py`): it is no age. Whoever keeps the time sets it.
+        self.leapt_s = 0
         self._tables: list[_Table] = []
         if writable:
             disk.make_directory(directory)
@@ -126,10 +128,12 @@ class Dedup:
 
     def get(self, digest: bytes, now_s: int) -> Known | None:
         """What this key (`digest_of`) led to within the window."""
+        latest_s = now_s
         for table in reversed(self._tables):
             known = table.get(digest)
             if known is not None:
-                return known if known.stored_at_s + self._window_s >= now_s else None
+                return known if min(known.stored_at_s, latest_s) + self._window_s >= now_s - self.leapt_s else None
+            latest_s = min(latest_s, table.oldest_s) if table.used else latest_s
         return None
 
     def find(self, digests: Sequence[bytes], now_s: int) -> dict[bytes, Known]:
@@ -156,7 +160,7 @@ class Dedup:
         if not count:
             return True
         last = self._tables[-1] if self._tables else None
-        aged = last is not None and last.used and now_s - last.oldest_s > max(self._window_s // 4, 1)
+        aged = last is not None and last.used and not 0 <= now_s - last.oldest_s <= max(self._window_s // 4, 1)
         return last is not None and not aged and not last.is_full(count)
 
     def ensure(self, count: int, now_s: int) -> None:
@@ -174,7 +178,10 @@ class Dedup:
         self._forget(now_s)
 
     def _forget(self, now_s: int) -> None:
-        while len(self._tables) > 1 and self._tables[0].newest_s + self._window_s < now_s:
+        while len(self._tables) > 1:
+            latest_s = min([self._tables[0].newest_s, *(table.oldest_s for table in self._tables[1:] if table.used)])
+            if latest_s + self._window_s >= now_s - self.leapt_s:
+                return
             table = self._tables.pop(0)
             table.close()
             disk.remove(table.path, "dedup")

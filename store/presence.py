@@ -1,8 +1,7 @@
 """Presence: when a member of each producer group was last seen. A mapped file that the edge writes and the job reads.
 
-i64 last_seen_ms at byte 8·group_no of the directory's segments (65,536 bytes each); 0 = never. Volatile: missing or stale
-means that
-nobody is live, and then halves are held, not counted and not discarded.
+i64 last_seen_ms, on the elapsed line (`clock.py`), at byte 8·group_no of the directory's segments (65,536 bytes each); 0 = never.
+Volatile: missing or stale means that nobody is live, and then halves are held, not counted and not discarded.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ class Presence:
         return found
 
     def live(self, now_ms: int, ttl_ms: int, group_count: int) -> npt.NDArray[np.bool_]:
-        """Which groups had a sign of life within the last ttl_ms. A time in the future counts: clocks of one machine may step
-        back."""
+        """Which groups had a sign of life within the last ttl_ms. Reader and writer do not look at the clock at the same moment: a
+        time that is ahead by less than ttl_ms counts; one further ahead was written by a clock that was wrong."""
         seen = self.last_seen(group_count)
-        return np.asarray((seen > 0) & (seen >= now_ms - ttl_ms))
+        return np.asarray((seen > 0) & (np.abs(now_ms - seen) <= ttl_ms))
 
     def _slots(self, number: int) -> npt.NDArray[np.int64]:
         return np.frombuffer(self.file.segment(number * SEGMENT_BYTES).buffer, "<i8")

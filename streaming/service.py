@@ -240,7 +240,7 @@ class JobService:
             with self._room_tried():
                 self._retain()
             phase("retention")
-        self.store.heartbeat(now_ms)
+        self.store.heartbeat(self.clock.elapsed_ms())
         self.batches += 1
         self._tick_seen = max(self._tick_seen, delivery.tick)
         if self.rounds.at_work:
@@ -269,9 +269,9 @@ class JobService:
         half_end, op_end = self.store.log.ends()
         return half_end > self.store.marker.half_cursor or op_end > self.store.marker.op_cursor
 
-    def _live_groups(self, now_ms: int) -> Bools:
+    def _live_groups(self, _now_ms: int) -> Bools:
         self._dictionary.refresh()
-        return self._presence.live(now_ms, self.settings.presence_ttl_ms, len(self._dictionary.groups))
+        return self._presence.live(self.clock.elapsed_ms(), self.settings.presence_ttl_ms, len(self._dictionary.groups))
 
     def _notify(self, effects: Any) -> None:
         marker = self.store.marker
@@ -318,7 +318,7 @@ class JobService:
             now_ms = self.clock.now_ms()
             if time.monotonic() - beat >= HEARTBEAT_S and self._error is None:
                 beat = time.monotonic()
-                self.store.heartbeat(now_ms)
+                self.store.heartbeat(self.clock.elapsed_ms())
                 self.clock.look()
             if self.wants_batch(now_ms) and self.store.page[JobSlot.TICK] <= self._tick_seen:
                 self.tick()

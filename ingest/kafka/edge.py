@@ -22,12 +22,13 @@ from typing import Any, Final, NoReturn
 
 from confluent_kafka import KafkaException
 
+from escrow.clock import Clock
 from escrow.settings import Settings
 from ingest import groups
 from ingest.auditing import Audited
 from ingest.checks import CheckRequest, Handover, Member
 from ingest.consumption import Consumption
-from ingest.core import OUTCOMES, Edge, EndAnswer, EndRequest, JobState, answer_of, wall_ms
+from ingest.core import OUTCOMES, Edge, EndAnswer, EndRequest, JobState, answer_of
 from ingest.deliveries import Delivery
 from ingest.errors import BadId, CannotStart, EdgeError, InvalidRequest, KafkaUnreachable, NotInKafkaMode, TransactionsRejected
 from ingest.history import Inspected, Transaction
@@ -65,8 +66,8 @@ OPERATE: Final = (
 class KafkaEdge(Edge):
     """One edge over Kafka. Made, used and closed in one event loop."""
 
-    def __init__(self, settings: Settings, *, now_ms: Callable[[], int] = wall_ms) -> None:
-        super().__init__(settings, now_ms=now_ms)
+    def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
+        super().__init__(settings, clock=clock)
         self.topics = Topics(**settings.kafka_topics())
         self._connection = Connection(**settings.kafka_values())
         self._counters: Counter[str] = Counter()
@@ -122,6 +123,7 @@ class KafkaEdge(Edge):
 
     def _open_rest(self) -> None:
         settings, connection = self.settings, self._connection
+        self._start_clock(None)  # an endpoint has no disk of its own
         self.started_at_ms = self._now_ms()
         self._reach = Reach(self._look)
         # Ends have a producer of their own: they never wait behind halves.

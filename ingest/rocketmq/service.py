@@ -7,7 +7,6 @@ and its code (escrow_grpc_requests).
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
@@ -120,7 +119,7 @@ class Service:
 
     def _caller(self, context: Any) -> Caller:
         metadata = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
-        principal = self._signatures.principal(metadata, time.time())
+        principal = self._signatures.principal(metadata, self._edge.now_ms() / 1000)
         id = metadata.get("x-mq-client-id", "")
         if not id or len(id) > MEMBER_MAX_CHARACTERS:
             text = f"x-mq-client-id: name the client in 1 to {MEMBER_MAX_CHARACTERS} characters"
@@ -316,10 +315,10 @@ class Service:
             await context.write(pb.ReceiveMessageResponse(status=pb.Status(code=pb.MESSAGE_NOT_FOUND, message=text)))
             return "MESSAGE_NOT_FOUND"
         try:
-            now_ms = time.time_ns() // 1_000_000
+            now_ms, elapsed_ms = self._edge.now_ms(), self._edge.clock.elapsed_ms()
             await context.write(pb.ReceiveMessageResponse(status=OK))
             for each in found:
-                await context.write(pb.ReceiveMessageResponse(message=wire.delivery(each, resource, now_ms)))
+                await context.write(pb.ReceiveMessageResponse(message=wire.delivery(each, resource, elapsed_ms)))
             last = pb.ReceiveMessageResponse()
             last.delivery_timestamp.FromMilliseconds(now_ms)
             await context.write(last)

@@ -20,6 +20,7 @@ from store.frames import Message
 from store.verify import verify
 from tests.support.children import Child, Teller
 from tests.support.edge_world import T0_MS, settings_for
+from tests.support.hand_clock import ByHand
 from tests.support.history import History
 from tests.support.seeds import SEED
 
@@ -76,7 +77,7 @@ async def consume(root: Path, life: int, rng: Random, aim: tuple[str, str, int] 
     now_ms = T0_MS + life * 1_000_000
     if life and aim is not None and rng.random() < 0.3:
         disk.arm(*aim)  # during the recovery, too
-    edge = Edge(settings_for(root, *FLAGS), now_ms=lambda: now_ms)
+    edge = Edge(settings_for(root, *FLAGS), clock=ByHand(lambda: now_ms))
     await edge.open()
     if not life:
         await edge.send([Message("g", "t", b"%d" % number) for number in range(MESSAGES)])

@@ -37,7 +37,7 @@ class CoreWorld(JobWorld):
         self.edge, self.presence = self.core.store, self.core._presence
 
     async def _opened(self) -> Edge:
-        core = Edge(self.settings, now_ms=self.clock.now_ms)
+        core = Edge(self.settings, clock=self.clock)
         await core.open()
         return core
 

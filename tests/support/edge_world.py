@@ -30,6 +30,7 @@ from store.reader import LogReader
 from store.records import OpKind, check_count_of, state_of
 from store.wake import EDGE_WAKE, Waker
 from streaming.settle import Settler, read_feed
+from tests.support.hand_clock import ByHand
 
 T0_MS = 1_800_000_000_000
 SMALL = (
@@ -63,7 +64,7 @@ class World:
         self.open_job()
 
     async def open_edge(self) -> None:
-        self.edge = make_edge(self.settings, now_ms=lambda: self.now_ms)
+        self.edge = make_edge(self.settings, clock=ByHand(lambda: self.now_ms))
         await self.edge.open()
 
     def open_job(self) -> None:

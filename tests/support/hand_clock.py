@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 START_MS = 1_800_000_000_000
 
 
@@ -28,3 +30,10 @@ class HandClock:
         """The machine is switched off for so long; its wall clock comes up wrong by so much."""
         self.wall_ms += int((seconds + wrong_by_s) * 1000)
         self.running_ms = 10_000
+
+
+class ByHand:
+    """Clocks that say what a test says, wall time and time since boot alike."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self.now_ms = self.steady_ms = now_ms
