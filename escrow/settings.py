@@ -42,6 +42,8 @@ __all__ = [
 DEFAULT_FILE: Final = Path("conf/escrow.toml")
 CONFIG_VARIABLE: Final = "ESCROW_CONFIG"
 PREFIX: Final = "ESCROW_"
+#: What processes of ours create is for their user alone: messages, logs, backups, exports.
+PRIVATE_UMASK: Final = 0o077
 #: Where the command line finds Escrow, and what it shows there (`escrow.cli.remote`).
 CLIENT_VARIABLES: Final = frozenset({"ESCROW_URL", "ESCROW_TOKEN", "ESCROW_TOKEN_FILE", "ESCROW_CA_FILE"})
 #: Variables with our prefix that are no keys: the file's own, the command line's, and the failpoint of the crash tests.

@@ -98,6 +98,11 @@ class Principal:
             what = f"consume topic {topic[:80]!r} as group {group[:80]!r}"
             self._refuse(what, f"--consume {topic[:80]}:{group[:80]}")
 
+    def require_some(self, role: str) -> None:
+        """Producer or consumer: of anything at all."""
+        if not (self.produce if role == "producer" else self.consume).allowed:
+            self._refuse(f"act as {role}", "--produce GROUP:TOPIC" if role == "producer" else "--consume TOPIC:GROUP")
+
     def require_operator(self) -> None:
         if not self.operator:
             self._refuse("act as operator", "--operator")
@@ -149,11 +154,12 @@ class Access:
         settings: Settings,
         clock_s: Callable[[], float] = time.monotonic,
         wall_s: Callable[[], float] = time.time,
+        listen_address: str | None = None,
     ) -> None:
         self._wall_s = wall_s
         self.shares = Shares(settings)
         self._file = settings.tokens_file
-        self._loopback = is_loopback(settings.listen_address)
+        self._loopback = is_loopback(settings.listen_address if listen_address is None else listen_address)
         self._read_once = False
         self._cache: dict[str, tuple[Principal, float]] = {}
         self._version = self._by_name_version = 0

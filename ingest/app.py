@@ -22,6 +22,7 @@ from ingest import callers, wire
 from ingest.access import NOBODY, Access
 from ingest.core import Edge
 from ingest.errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound, Overloaded, TooLarge, Unauthorized
+from ingest.large import LARGE_BYTES, LargeBodies
 from ingest.problems import MEDIA, Headers, of_error
 from ingest.sessions import CSRF_HEADER, Session, Sessions, check_csrf
 
@@ -59,6 +60,8 @@ class Route:
     media: str = wire.JSON
     problems: tuple[int, ...] = ()
     share: str = "halves"
+    #: Less than maxRequestSize, where nothing larger makes sense: see large.py.
+    body_max_bytes: int | None = None
     #: The console may ask with the cookie of its session.
     console: bool = False
     #: Not for other programs: left out of /openapi.json.
@@ -97,12 +100,19 @@ class App:
         self.sessions = Sessions(self.settings.console_session_ms / 1000)
         most_bytes = self.settings.max_receiving_bytes
         self.receiving = {"halves": Receiving(most_bytes), "ends": Receiving(most_bytes)}
+        self._large: LargeBodies | None = None
         self._static: dict[str, dict[str, Route]] = {}
         self._named: list[tuple[tuple[str, ...], dict[str, Route]]] = []
         for route in routes:
             self._add(route)
         #: What goes straight (straight.py): handlers that wait for the committer alone. Those of other edges wait for more.
         self.straight = frozenset(route.path.encode() for route in routes if route.straight and type(edge) is Edge)
+
+    @property
+    def large(self) -> LargeBodies:
+        """Made by the first large body: most never see one."""
+        self._large = self._large or LargeBodies(self.settings.max_messages_per_request)
+        return self._large
 
     def _add(self, route: Route) -> None:
         if "{" not in route.path:
@@ -213,7 +223,8 @@ class Exchange:
 
     # --- who asks -------------------------------------------------------------------------------------------------------------
     def identify(self, role: str) -> None:
-        """Before a byte of the body is read. What a producer or consumer may do depends on names: the handlers ask for that."""
+        """Before a byte of the body is read: who has no role for it is not listened to. What a producer or consumer may do depends
+        on names: the handlers ask for that."""
         self.check_page()
         shown = self.headers.get(b"authorization")
         authorization = None if shown is None else shown.decode("latin-1")
@@ -224,6 +235,8 @@ class Exchange:
             self.principal.require_operator()
         elif role == "metrics":
             self.principal.require_metrics()
+        elif self.route is not None and self.route.body is not None:
+            self.principal.require_some(role)
 
     def begin_share(self) -> asyncio.Future[None] | None:
         """What to wait for, so that the caller's token keeps to its rate."""
@@ -268,7 +281,10 @@ class Exchange:
         """The body, decoded. What it says of its length is believed only as far as it may go."""
         media = wire.media_type(self.headers.get(b"content-type"))
         self._media = wire.accepted_media(self.headers.get(b"accept"), media)
-        return wire.decode(await self._read(), media, shape)
+        content = await self._read()
+        if len(content) > LARGE_BYTES:
+            return await self._app.large.decode(content, media, shape)
+        return wire.decode(content, media, shape)
 
     async def _read(self) -> bytes:
         assert self.route is not None
@@ -306,7 +322,10 @@ class Exchange:
         self._held_bytes += size
 
     def _check_size(self, size: int) -> None:
-        most = self._app.settings.max_request_bytes
+        assert self.route is not None
+        most, own = self._app.settings.max_request_bytes, self.route.body_max_bytes
+        if own is not None and own < size:
+            raise TooLarge(f"body: has {size} bytes or more; {self.route.operation} takes at most {own}: send smaller batches")
         if size > most:
             raise TooLarge(f"body: has {size} bytes or more; at most {most} (maxRequestSize) are taken: send smaller batches")
 

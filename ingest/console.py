@@ -121,7 +121,8 @@ def _shown(exchange: Exchange, name: str) -> wire.SessionOut:
 ROUTES: Final = (
     Route("GET", "/", get_index, "The console", "", media="text/html", hidden=True),
     Route("GET", "/console/session", get_session, "Who is logged in", "", wire.SessionOut, console=True, hidden=True),
-    Route("POST", "/console/session", post_session, "Log in", "", wire.SessionOut, wire.LoginIn, share="ends", hidden=True),
+    Route("POST", "/console/session", post_session, "Log in", "", wire.SessionOut, wire.LoginIn, share="ends",
+          body_max_bytes=64 << 10, hidden=True),
     Route("DELETE", "/console/session", delete_session, "Log out", "operator", wire.SessionOut, console=True, hidden=True),
     Route("GET", "/console/{file}", get_file, "A file of the console", "", media="text/javascript", hidden=True),
 )  # fmt: skip

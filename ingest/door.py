@@ -1,6 +1,8 @@
 """The door: connections. uvicorn's HTTP/1.1 protocol (httptools), guarded against what a careless or hostile client may do.
 
-    too much head       more than HEAD_MAX_BYTES of request line and headers        431, closed
+    too much head       more than HEAD_MAX_BYTES of request line and headers, or
+                        more than HEADERS_MAX of them                               431, closed
+    no one Host         none in HTTP/1.1, or several                                400, closed
     too much around     chunk extensions and trailers that outgrow the body         431, closed
     too slow            no whole head within headerTimeout, of a new connection too 408, closed
                         no whole body within requestTimeout of its head, be it
@@ -37,10 +39,16 @@ from uvicorn.server import ServerState
 from escrow.settings import Settings
 from ingest import wire
 from ingest.app import WHOLE
+from ingest.large import LARGE_BYTES
 from ingest.problems import Headers, head_of, problem
 from ingest.straight import Straight, rendered
 
 HEAD_MAX_BYTES: Final = 32 << 10
+HEADERS_MAX: Final = 256
+#: Of each header, besides its name and its value.
+_HEADER_ROOM_BYTES: Final = 4
+_TOO_LARGE: Final = f"request line and headers have more than {HEAD_MAX_BYTES} bytes or {HEADERS_MAX} headers: send less"
+_NO_HTTP: Final = (400, "bad_http", "this is no HTTP request that could be understood", "request")
 #: What a client may go on sending after it was refused, so that it can read the refusal.
 DRAINED_MAX_BYTES: Final = 64 << 20
 #: Bytes of chunk sizes for one byte of a body: a chunk of one byte has five.
@@ -263,6 +271,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._door = door
         self._head_bytes = self._drained_bytes = self._raw_bytes = self._body_bytes = 0
         self._in_head, self._refused = True, False
+        self._parsed_bytes, self._fault = 0, _NO_HTTP
         self._data = b""
         self._running: Any = None
         self._straight: Straight | None = None
@@ -318,8 +327,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._refused:
             return
         if self._in_head and self._head_bytes > HEAD_MAX_BYTES:
-            text = f"request line and headers have more than {HEAD_MAX_BYTES} bytes: send less"
-            self._refuse(431, "too_large", text, field="headers")
+            self._refuse(431, "too_large", _TOO_LARGE, field="headers")
         elif not self._in_head and self._raw_bytes > HEAD_MAX_BYTES + FRAMING_FACTOR * self._body_bytes:
             text = f"chunk extensions and trailers have more than {HEAD_MAX_BYTES} bytes: leave them out"
             self._refuse(431, "too_large", text, field="body")
@@ -328,19 +336,32 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head = True
+        self._in_head, self._parsed_bytes = True, 0
         self._head_bytes = max(self._head_bytes, 1)  # one that begins in the piece that ended the last request
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # trailers are of no use to anybody here, and their number has no bound
             super().on_header(name, value)
+            self._parsed_bytes += len(name) + len(value) + _HEADER_ROOM_BYTES
 
     def on_headers_complete(self) -> None:
+        self._check_head()
         self._in_head = False
         self._head_bytes = self._drained_bytes = self._raw_bytes = self._body_bytes = 0
         self._read_timer.stop()
         if not self._go_straight():
             self._go_by_asgi()
+
+    def _check_head(self) -> None:
+        """A head that came in one piece with what follows it is measured here; `_bound` measures one that does not end."""
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if self._parsed_bytes + len(self.url) > HEAD_MAX_BYTES or len(self.headers) > HEADERS_MAX:
+            self._fault = 431, "too_large", _TOO_LARGE, "headers"
+        elif hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            self._fault = 400, "bad_http", f"Host: is there {hosts} times, and must be once", "host"
+        else:
+            return
+        raise ValueError("the parser stops here, and `send_400_response` answers")
 
     def _go_by_asgi(self) -> None:
         super().on_headers_complete()
@@ -358,6 +379,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if (
             not length.isdigit()
             or int(length) > len(self._data)  # it cannot be all there
+            or int(length) > LARGE_BYTES  # decoding waits for a thread
             or self.expect_100_continue
             or parser.should_upgrade()
             or parser.get_method() != b"POST"
@@ -419,7 +441,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn says where it could not parse a request."""
-        self._refuse(400, "bad_http", "this is no HTTP request that could be understood", field="request")
+        status, code, text, field = self._fault
+        self._refuse(status, code, text, field=field)
 
     # --- timers ---------------------------------------------------------------------------------------------------------------
     def _arm(self) -> None:

@@ -171,6 +171,9 @@ async def get_readyz(exchange: Exchange) -> None:
 PRODUCER: Final = "producer"
 CONSUMER: Final = "consumer"
 OPERATOR: Final = "operator"
+#: Bodies of names: each has a few hundred bytes at most.
+_NAMES_MAX_BYTES: Final = 4 << 20
+_SMALL_MAX_BYTES: Final = 64 << 10
 _ROUTES: Final = (
     Route("POST", "/v1/halves", post_halves, "Store halves, all or none", PRODUCER, wire.HalvesOut, wire.MessagesIn,
           problems=(*_TAKES, 403, 409), straight=True),
@@ -185,15 +188,15 @@ _ROUTES: Final = (
     Route("GET", "/v1/topics/{topic}/messages", get_messages, "Long poll for messages", CONSUMER, wire.DeliveriesOut,
           query=wire.MessagesQuery, problems=_ASKS),
     Route("POST", "/v1/topics/{topic}/acks", post_acks, "Messages are done", CONSUMER, wire.AcksOut, wire.ReceiptsIn,
-          problems=_TAKES, share="ends"),
+          problems=_TAKES, share="ends", body_max_bytes=_NAMES_MAX_BYTES),
     Route("POST", "/v1/topics/{topic}/visibility", post_visibility, "More time for messages in hand; 0 gives them back", CONSUMER,
-          wire.ReceiptsOut, wire.VisibilityIn, problems=_TAKES, share="ends"),
+          wire.ReceiptsOut, wire.VisibilityIn, problems=_TAKES, share="ends", body_max_bytes=_NAMES_MAX_BYTES),
     Route("POST", "/v1/topics/{topic}/seek", post_seek, "Put a consumer group elsewhere", CONSUMER, wire.SeekOut, wire.SeekIn,
-          problems=_TAKES, share="ends"),
+          problems=_TAKES, share="ends", body_max_bytes=_SMALL_MAX_BYTES),
     Route("GET", "/v1/groups/{group}/dead-letters", get_dead_letters, "Messages that were delivered too often", CONSUMER,
           wire.LettersOut, query=wire.LettersQuery, problems=_ASKS),
     Route("POST", "/v1/groups/{group}/dead-letters/replay", post_replay, "Deliver dead letters to the group again", CONSUMER,
-          wire.ReplayOut, wire.ReplayIn, problems=(*_TAKES, 404)),
+          wire.ReplayOut, wire.ReplayIn, problems=(*_TAKES, 404), body_max_bytes=_NAMES_MAX_BYTES),
     Route("GET", "/v1/operator/overview", get_overview, "How much is in doubt, how fast things go, whether all is well", OPERATOR,
           wire.OverviewOut, problems=(503,), console=True),
     Route("GET", "/v1/operator/transactions", get_transactions, "List transactions", OPERATOR, wire.TransactionsOut,
@@ -201,7 +204,7 @@ _ROUTES: Final = (
     Route("GET", "/v1/operator/transactions/{id}", get_inspected, "One transaction with its message", OPERATOR, wire.InspectedOut,
           problems=(404, 503), console=True),
     Route("POST", "/v1/operator/actions", post_actions, "Check now, commit, roll back or resume; by ids or by a filter", OPERATOR,
-          wire.ActionOut, wire.ActionIn, problems=(*_TAKES, 409), share="ends", console=True),
+          wire.ActionOut, wire.ActionIn, problems=(*_TAKES, 409), share="ends", body_max_bytes=_NAMES_MAX_BYTES, console=True),
     Route("GET", "/v1/operator/audit", get_audit, "What operators did, the newest first", OPERATOR, wire.AuditsOut,
           query=wire.AuditQuery, problems=(400, 503), console=True),
     Route("GET", "/v1/operator/groups", get_groups, "Producer groups: what is in doubt, who is there", OPERATOR, wire.GroupsOut,

@@ -16,6 +16,7 @@ import ipaddress
 import json
 import logging
 import logging.handlers
+import os
 import signal
 import socket
 import sys
@@ -26,7 +27,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from escrow.metrics import EdgeMetrics, Figure
-from escrow.settings import Settings, SettingsError, from_arguments
+from escrow.settings import PRIVATE_UMASK, Settings, SettingsError, from_arguments
 from ingest import tls
 from ingest.access import Access, check_listening
 from ingest.app import App, Route
@@ -208,6 +209,7 @@ def complain(text: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
+    os.umask(PRIVATE_UMASK)
     try:
         settings = from_arguments(argv, prog="python -m ingest.server")
         log_to(settings)

@@ -50,7 +50,10 @@ Name = Annotated[str, Meta(min_length=1, max_length=NAME_MAX_BYTES, extra_json_s
 Text = Annotated[str, Meta(max_length=TEXT_MAX_CHARACTERS)]
 PropertyName = Annotated[str, Meta(min_length=1, max_length=TEXT_MAX_CHARACTERS)]
 I63 = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-Items = Annotated[list[T], Meta(min_length=1)]
+#: maxMessagesPerRequest cannot be more.
+ITEMS_MAX: Final = 65_535
+Items = Annotated[list[T], Meta(min_length=1, max_length=ITEMS_MAX)]
+Properties = Annotated[dict[PropertyName, str], Meta(max_length=PROPERTIES_MAX)]
 
 
 # --- requests -------------------------------------------------------------------------------------------------------------
@@ -63,7 +66,7 @@ class MessageIn(Struct, forbid_unknown_fields=True):
     text: str | UnsetType = UNSET
     key: Text = ""
     tags: Text = ""
-    properties: Annotated[dict[PropertyName, str], Meta(max_length=PROPERTIES_MAX)] = {}
+    properties: Properties = {}
     check_immunity_s: int | None = None
     born_at_ms: I63 = 0
     dedup_key: Text = ""
@@ -129,7 +132,7 @@ class ActionIn(Struct, forbid_unknown_fields=True):
 
     action: Literal["check", "commit", "rollback", "resume"]
     reason: Annotated[str, Meta(min_length=1, max_length=500)]
-    ids: list[Text] = []
+    ids: Annotated[list[Text], Meta(max_length=ITEMS_MAX)] = []
     filter: FilterIn | None = None
     dry_run: bool = False
     expect: I63 | None = None

@@ -224,7 +224,7 @@ class _Copier:
         size = os.fstat(fd).st_size
         stop = size if limit is None else min(limit, size)
         copied = crc = 0
-        with disk.step("backup.copy", target), target.open("wb") as out:
+        with disk.step("backup.copy", target), open(target, "wb", opener=_private) as out:
             for at in range(0, stop, _CHUNK):
                 piece = os.pread(fd, min(_CHUNK, stop - at), at)
                 if piece == _ZEROS[: len(piece)]:
@@ -240,3 +240,8 @@ class _Copier:
         self._files.append(CopiedFile(name, size if size_bytes is None else size_bytes, copied, crc))
         self._done += stop
         self._progress(self._done, self._done, f"copying {name}")
+
+
+def _private(path: str, flags: int) -> int:
+    """For this user alone, as the store is."""
+    return os.open(path, flags | os.O_CLOEXEC, disk.FILE_MODE)

@@ -181,7 +181,7 @@ class Lock:
     def __init__(self, path: Path, what: str, *, wait: bool = False) -> None:
         self.path = path
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, disk.FILE_MODE)
         except OSError as error:
             raise disk.unusable(error, path) from error
         try:

@@ -27,6 +27,9 @@ from typing import Any, Final, Protocol
 from store.errors import Corrupt, FlushFailed, NoRoom, StoreUnusable
 
 FAILPOINT_VARIABLE: Final = "ESCROW_FAILPOINT"
+#: Messages are for this user alone.
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
 TEMPORARY_SUFFIX: Final = ".new"
 EVERY_PASS: Final = 0
 #: `touch` works in pieces of this size.
@@ -216,7 +219,7 @@ def make_directory(path: Path) -> None:
         return
     make_directory(path.parent)
     with step("directory.create", path):
-        path.mkdir(exist_ok=True)
+        path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
     flush_directory(path.parent, "directory")
 
 
@@ -224,7 +227,7 @@ def create_segment(path: Path, size_bytes: int, point: str) -> None:
     """Create a zeroed, fully allocated file under its name in one step: a reader never sees it short."""
     with step(f"{point}.create", path):
         temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
         try:
             os.posix_fallocate(fd, 0, size_bytes)
             os.fsync(fd)
@@ -284,7 +287,7 @@ def replace_file(path: Path, content: bytes, point: str) -> None:
     """Replace a small file as a whole: the old content or the new, never a mixture."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with step(f"{point}.replace", path) as action:
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
         try:
             if action == "torn":
                 os.write(fd, content[: len(content) // 2])

@@ -21,17 +21,17 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Union
 
-from prometheus_client import start_http_server
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from escrow.settings import Settings, SettingsError, from_arguments
+from escrow.settings import PRIVATE_UMASK, Settings, SettingsError, from_arguments
 from escrow.tracing import TracingError
 from sinks.errors import SinkError
 from store.descriptors import few_files, raise_file_limit
 from store.errors import CursorBeyondLog, ForeignFile, FormatTooNew, GeometryMismatch, NoRoom, NotAStore, StoreError
 from streaming.errors import JavaDied, JobCannotStart, JobError
+from streaming.metrics_page import serve_metrics
 from streaming.room import Room, for_lack_of_room
 from streaming.service import JobService
 from streaming.session import java_death, make_run_directory, one_line, start_spark
@@ -73,6 +73,7 @@ class _Signals:
 
 def main(argv: Sequence[str] | None = None) -> int:
     signals = _Signals()
+    os.umask(PRIVATE_UMASK)
     try:
         settings = from_arguments(argv, prog="python -m streaming.job")
         _log_to(settings)
@@ -110,7 +111,7 @@ def _run(settings: Settings, signals: _Signals) -> int:
     service = _service(settings, room)  # 1
     spark: SparkSession | None = None
     try:
-        port = _serve_metrics(settings, service)  # 2
+        port = serve_metrics(settings, service.metrics.registry) if settings.metrics_enabled else 0  # 2
         if not room.for_spark(settings.spark_dir):
             return 0
         room.found()
@@ -226,18 +227,6 @@ def _stop_quietly(spark: SparkSession) -> None:
 
 def _jvm(spark: SparkSession) -> Any:
     return getattr(spark.sparkContext._gateway, "proc", None)
-
-
-def _serve_metrics(settings: Settings, service: AnyService) -> int:
-    if not settings.metrics_enabled:
-        return 0
-    address, port = settings.metrics_address, settings.job_metrics_port
-    try:
-        server, _ = start_http_server(port, address, service.metrics.registry)
-    except OSError as error:
-        remedy = "set jobMetricsPort to another port, or metricsEnable to false"
-        raise JobError(f"metrics on {address}:{port}: {error.strerror or error}: {remedy}") from error
-    return int(server.server_port)
 
 
 def _log_to(settings: Settings) -> None:

@@ -41,7 +41,7 @@ from escrow.cli import (
     tx,
 )
 from escrow.errors import EscrowError
-from escrow.settings import SettingsError
+from escrow.settings import PRIVATE_UMASK, SettingsError
 
 if TYPE_CHECKING:
     from escrow.cli.exits import Subparsers
@@ -95,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; a known error becomes one line on stderr."""
     parser = build_parser()
     args = parser.parse_args(argv)
+    others = os.umask(PRIVATE_UMASK)
     try:
         code: int = args.run(args)
         sys.stdout.flush()
@@ -112,6 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         message, code = explained
         for line in message.splitlines():
             print(f"escrow: {line}", file=sys.stderr)
+    finally:
+        os.umask(others)
     return code
 
 

@@ -285,7 +285,10 @@ BOMBS = (
     b'{"messages":[{"group":"g"' + b',"group":"g"' * 10_000 + b"}]}", b'{"\\ud800":1}', b'"' * 3,
     b'{"messages":[{"check_immunity_s":' + b"9" * 100_000 + b"}]}", b'{"ends":[{"from_check":1e99999}]}', b"\xef\xbb\xbf{}",
     b"\xff\xfe{\x00}\x00", b'{"messages":[' + b"0," * 100_000 + b"0]}", b"\x00" * 1000, b"{}" + b" " * 200_000, b"{}{}", b"null",
-    b"",
+    b"", b'{"messages":[' + b'{"group":"g","topic":"t","text":""},' * 30_000 + b"0]}",
+    b'{"messages":[{"group":"g","topic":"t","text":"","properties":{' + b'"a":"",' * 60_000 + b'"b":""}}]}',
+    b'{"ends":[' + b'{"group":"g","id":"i","outcome":"commit"},' * 10_000 + b"0]}",
+    b'{"group":"g","receipts":[' + b'"",' * 400_000 + b'""]}',
 )  # fmt: skip
 
 
@@ -448,7 +451,8 @@ PROTOCOLS = (
     b"GET /\xc3\xa9 HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /a b HTTP/1.1\r\n\r\n",
     b"CONNECT localhost:80 HTTP/1.1\r\nhost: x\r\n\r\n", b"GET http:// HTTP/1.1\r\n\r\n",
     b"OPTIONS * HTTP/1.1\r\nhost: x\r\n\r\n", b"GET x HTTP/1.1\r\n\r\n", b"GET http://[::1 HTTP/1.1\r\n\r\n",
-    b"*1\r\n$4\r\nPING\r\n",
+    b"*1\r\n$4\r\nPING\r\n", b"GET /livez HTTP/1.1\r\nhost: a\r\nHost: b\r\n\r\n", b"GET /livez HTTP/1.1\r\n\r\n",
+    b"GET /livez HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 65_536 + b"\r\n\r\n",
 )  # fmt: skip
 LENGTHS = (
     b"-1", b"+5", b"0x10", b"5, 5", b"5, 6", b"", b" ", b"99999999999", b"18446744073709551616", b"9" * 400, b"1e3", b"5;",

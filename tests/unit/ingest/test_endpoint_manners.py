@@ -67,6 +67,28 @@ def test_a_connection_is_idle_once_its_refused_body_is_there(impatient):
         assert connection.recv(65_536) == b"", "keepAliveTimeout ends it"
 
 
+# --- heads ---
+@pytest.mark.parametrize(
+    "more", [b"x: " + b"a" * 65_536 + b"\r\n", b"a:b\r\n" * 10_000, b"a:b\r\n" * 300], ids=["one", "many bytes", "many"]
+)
+def test_a_head_in_one_piece_has_the_same_limit(running, more):
+    """The limit was looked at between two pieces only."""
+    told = problem_in(talk(running, b"GET /livez HTTP/1.1\r\nhost: localhost\r\n" + more + b"\r\n"))
+    assert (told["status"], told["code"], told["field"]) == (431, "too_large", "headers")
+    assert served(running)
+
+
+@pytest.mark.parametrize("hosts", [b"", b"host: localhost\r\nHost: evil.example\r\n", b"host: localhost\r\nhost: localhost\r\n"])
+def test_a_request_has_one_host(running, hosts):
+    told = problem_in(talk(running, b"GET /v1/status HTTP/1.1\r\n" + hosts + b"connection: close\r\n\r\n"))
+    assert (told["status"], told["code"], told["field"]) == (400, "bad_http", "host")
+
+
+def test_http_1_0_needs_no_host_to_ask_whether_it_lives(running):
+    assert talk(running, b"GET /livez HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200")
+    assert b" 403 " in talk(running, b"GET /v1/status HTTP/1.0\r\n\r\n").partition(b"\r\n")[0]
+
+
 # --- what is around a body ---
 def test_trailers_are_no_headers(running):
     body = b"%x\r\n%s\r\n0\r\n" % (len(HALVES), HALVES)
