@@ -220,6 +220,11 @@ class Api:
         """Topics, and how far their consumer groups have read."""
         return _answers(self._object("GET", "/v1/operator/topics"), "topics", dict)
 
+    def create_topic(self, topic: str, queues: int | None = None) -> dict[str, Any]:
+        """Makes a topic; one that is there stays as it is. What it is now, and whether it was made."""
+        given = {"topic": topic, **({} if queues is None else {"queues": queues})}
+        return self._object("POST", "/v1/operator/topics", content=given)
+
     def _post(self, posting: Posting[_T], give_up_at: float | None) -> list[_T]:
         answer = self.transport.call(
             "POST", posting.path, content=posting.content, media=posting.media, repeat=posting.repeat, give_up_at=give_up_at

@@ -356,6 +356,21 @@ class Settings:
     topic_queue_entries: int = _key(
         "topicQueueEntriesPerFile", "count", "65536", "Entries in one file of a topic's queue.", least=64, most=1 << 32
     )
+    auto_create_topics: bool = _key(
+        "autoCreateTopics", "switch", "true",
+        "true: the first message makes its topic. false: an operator makes topics (escrow topic create); others are refused.",
+    )  # fmt: skip
+    topics_per_token_max: int = _key(
+        "topicsPerTokenMax", "count", "10000", "Topics that one token may make; operators may make more.", least=0, most=32_768
+    )
+    groups_per_token_max: int = _key(
+        "groupsPerTokenMax", "count", "10000", "Producer and consumer groups that one token may make; operators may make more.",
+        least=0, most=1_000_000,
+    )  # fmt: skip
+    topics_reserved: int = _key(
+        "topicsReserved", "count", "4096",
+        "Of the 32,768 topics that a store can have, so many are left for operators and dead letters.", least=0, most=32_767,
+    )  # fmt: skip
     queues_per_topic: int = _key("queuesPerTopic", "count", "4", "Queues of a topic, fixed at its first use.", least=1, most=64)
     retention_interval_ms: int = _key(
         "retentionInterval", "duration", '"10m"', "How often files that nobody needs any more are deleted.",

@@ -21,10 +21,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Container, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Container, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -33,6 +33,7 @@ from msgspec import Struct
 from escrow.clock import Clock, SystemClock, this_boot
 from escrow.settings import Settings
 from ingest import groups
+from ingest.access import Principal
 from ingest.auditing import Audited, Auditor
 from ingest.checks import CheckDelivery, CheckRequest, Handover, Member
 from ingest.committer import Committer
@@ -43,6 +44,7 @@ from ingest.followers import Followers
 from ingest.history import Histories, Inspected, Transaction
 from ingest.ids import Place, Sealer, load_keys
 from ingest.listings import Listings
+from ingest.names import Names
 from ingest.operator import Action, Done, Operator
 from ingest.overview import Overview
 from ingest.quotas import Quotas
@@ -55,7 +57,7 @@ from store.directory import Geometry
 from store.edge import EdgeStore, End
 from store.ends import Answer, Verdict
 from store.errors import StoreError
-from store.frames import Message, are_same, groups_of
+from store.frames import DLQ_PREFIX, Message, are_same, groups_of
 from store.guarded_clock import GuardedClock
 from store.presence import Presence
 from store.progress import Progress, no_progress
@@ -144,6 +146,8 @@ class Edge:
         self._consumption: Consumption | None = None
         #: There once the edge is open, and not in Kafka mode.
         self.auditor: Auditor | None = None
+        #: Who may make topics and groups; None where the store is not ours to number.
+        self.names: Names | None = None
         #: Told how many seconds each flush took, in the committer's thread or in the loop.
         self.observe_flush: Callable[[float], None] | None = None
         #: What was put on the edge (`ingest.plugged.make_edge`); opened after it, closed before it.
@@ -217,6 +221,8 @@ class Edge:
             asked_now_max=settings.outstanding_per_group_max,
         )
         self.quotas = Quotas(settings, self.groups, self.store, self._now_ms)
+        self.names = Names(settings, self.store.dictionary)
+        self.store.maker_of = self.names.maker_of
         self._consumption = Consumption(
             self.store, self._committer, cursors, settings, self.clock,
             receipts=self._receipts, refuse=self._refuse_if_standby,
@@ -368,6 +374,25 @@ class Edge:
         self._refuse_if_standby("actions")
         return await self._operator.act(action, self.settings.max_messages_per_request)
 
+    def admit_names(self, principal: Principal, groups: Collection[str], topics: Collection[str]) -> None:
+        """Whether those of these groups and topics that are new may be made for him; NoSuchTopic or TooManyNames if not."""
+        if self.names is not None:
+            self.names.admit(principal, groups, topics)
+
+    async def create_topic(self, topic: str, queues: int | None) -> tuple[int, bool]:
+        """(how many queues it has, whether it is new). For operators: `autoCreateTopics` and limits of tokens do not hold."""
+        self._refuse_if_standby("topics")
+        if topic.startswith(DLQ_PREFIX):
+            raise InvalidRequest(f"topic: {topic[:80]}: topics of dead letters are made by Escrow alone")
+        names = self.store.dictionary
+        made = names.topic_no(topic) is None
+        wanted = queues or self.settings.queues_per_topic
+        topic_no: int = await self._committer.call(partial(self.store.add_topic, topic, wanted))
+        found = names.queues[topic_no]
+        if queues is not None and queues != found:
+            raise InvalidRequest(f"queues: topic {topic} has {found} queues, fixed when it was made, not {queues}")
+        return found, made
+
     async def audited(self, limit: int, before: int | None = None) -> tuple[list[Audited], int | None]:
         """What operators did, the newest first."""
         assert self.auditor is not None
@@ -504,6 +529,7 @@ class Edge:
             "reopened": self._followers.reopened,
             "checks": self._checks.figures(),
             "quotas": self.quotas.figures(),
+            "names": self.names.figures() if self.names is not None else {},
             "consumption": self.consumption.figures(),
             **{part.name: part.figures() for part in self.parts},
             "healthy": not self.trouble and not self.failed.done(),

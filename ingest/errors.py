@@ -9,6 +9,8 @@ EdgeError
 │   └── UnsupportedMedia   neither JSON nor msgpack
 ├── MatchedMore            a filter finds more than an operator has seen
 ├── NotFound               no such path
+├── NoSuchTopic            autoCreateTopics = false, and no operator has made this topic
+├── TooManyNames           a token has made as many topics or groups as it may, or the rest is for operators
 ├── MethodNotAllowed       the path is there, the method is not
 ├── Standby                role = standby: halves, messages and ends are refused
 ├── TransactionsRejected   rejectTransactionMessage = true: halves are refused
@@ -92,6 +94,22 @@ class NotFound(EdgeError):
     """No such path."""
 
     code, status = "not_found", 404
+
+
+class NoSuchTopic(EdgeError):
+    """A topic that nobody has made, where only operators make topics."""
+
+    code, status, field = "no_such_topic", 404, "topic"
+
+
+class TooManyNames(EdgeError):
+    """A name more than may be made. Names that are there stay usable."""
+
+    code, status = "too_many_names", 403
+
+    def __init__(self, text: str, field: str) -> None:
+        super().__init__(text)
+        self.field = field
 
 
 class MethodNotAllowed(EdgeError):

@@ -19,8 +19,10 @@ _ASKS: Final = (400, 429, 503)
 
 def _require_send(exchange: Exchange, messages: Sequence[wire.MessageIn]) -> None:
     """For every group and topic that a batch names; mostly it is one pair."""
-    for group, topic in {(message.group, message.topic) for message in messages}:
+    pairs = {(message.group, message.topic) for message in messages}
+    for group, topic in pairs:
         exchange.principal.require_send(group, topic)
+    exchange.edge.admit_names(exchange.principal, {group for group, _ in pairs}, {topic for _, topic in pairs})
 
 
 # --- producers --------------------------------------------------------------------------------------------------------------
@@ -68,6 +70,7 @@ async def get_messages(exchange: Exchange) -> None:
     """What could not be written goes to another consumer at once."""
     asked, topic = exchange.query(wire.MessagesQuery), exchange.name("topic")
     exchange.principal.require_consume(topic, asked.group)
+    exchange.edge.admit_names(exchange.principal, (asked.group,), ())
     consumption = exchange.edge.consumption
     async with exchange.attended():
         found = await consumption.poll(
@@ -101,6 +104,7 @@ async def post_visibility(exchange: Exchange) -> None:
 async def post_seek(exchange: Exchange) -> None:
     given, topic = await exchange.body(wire.SeekIn), exchange.name("topic")
     exchange.principal.require_consume(topic, given.group)
+    exchange.edge.admit_names(exchange.principal, (given.group,), ())
     async with exchange.edge.noted(exchange.principal.name, "seek", f"{topic} as {given.group} to {given.to}"):
         found = await exchange.edge.consumption.seek(topic, given.group, given.to)
     await exchange.answer(wire.SeekOut([wire.PlaceOut(*place) for place in sorted(found.items())]))
@@ -155,6 +159,13 @@ async def get_topics(exchange: Exchange) -> None:
     await exchange.answer({"topics": exchange.edge.overview.topics()})
 
 
+async def post_topics(exchange: Exchange) -> None:
+    given = await exchange.body(wire.TopicIn)
+    async with exchange.edge.noted(exchange.principal.name, "create topic", given.topic):
+        queues, made = await exchange.edge.create_topic(given.topic, given.queues)
+    await exchange.answer(wire.TopicMadeOut(given.topic, queues, made))
+
+
 async def get_status(exchange: Exchange) -> None:
     await exchange.answer(await exchange.edge.status())
 
@@ -176,9 +187,9 @@ _NAMES_MAX_BYTES: Final = 4 << 20
 _SMALL_MAX_BYTES: Final = 64 << 10
 _ROUTES: Final = (
     Route("POST", "/v1/halves", post_halves, "Store halves, all or none", PRODUCER, wire.HalvesOut, wire.MessagesIn,
-          problems=(*_TAKES, 403, 409), straight=True),
+          problems=(*_TAKES, 403, 404, 409), straight=True),
     Route("POST", "/v1/messages", post_messages, "Store ordinary messages, visible without a transaction", PRODUCER,
-          wire.MessagesOut, wire.MessagesIn, problems=_TAKES, straight=True),
+          wire.MessagesOut, wire.MessagesIn, problems=(*_TAKES, 403, 404), straight=True),
     Route("POST", "/v1/ends", post_ends, "Commit, rollback or unknown; each is answered", PRODUCER, wire.EndsOut, wire.EndsIn,
           problems=_TAKES, share="ends", straight=True),
     Route("GET", "/v1/groups/{group}/checks", get_checks, "Long poll for check requests", PRODUCER, wire.ChecksOut,
@@ -211,6 +222,8 @@ _ROUTES: Final = (
           problems=(503,), console=True),
     Route("GET", "/v1/operator/topics", get_topics, "Topics and the consumer groups that read them", OPERATOR, wire.TopicsOut,
           problems=(503,), console=True),
+    Route("POST", "/v1/operator/topics", post_topics, "Make a topic; one that is there stays as it is", OPERATOR,
+          wire.TopicMadeOut, wire.TopicIn, problems=(*_TAKES, 409)),
     Route("GET", "/v1/status", get_status, "What the edge sees", OPERATOR, wire.StatusOut),
     Route("GET", "/livez", get_livez, "Alive", "", wire.LiveOut),
     Route("GET", "/readyz", get_readyz, "Accepts, and how the job is", "", wire.ReadyOut, problems=(503,)),

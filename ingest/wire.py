@@ -138,6 +138,13 @@ class ActionIn(Struct, forbid_unknown_fields=True):
     expect: I63 | None = None
 
 
+class TopicIn(Struct, forbid_unknown_fields=True):
+    """A topic to make. `queues`: as many as queuesPerTopic says, if nothing is said."""
+
+    topic: Annotated[str, Meta(min_length=1, max_length=NAME_MAX_BYTES)]
+    queues: Annotated[int, Meta(ge=1, le=64)] | None = None
+
+
 class AuditQuery(Struct, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=1000, description="the most records in the answer")] = 100
     before: Annotated[I63, Meta(description="`next` of the answer before")] | None = None
@@ -440,6 +447,14 @@ class TopicOut(Struct):
     queues: int
     messages: int
     consumers: list[ConsumerOut]
+
+
+class TopicMadeOut(Struct):
+    """`made`: false where it was there before."""
+
+    topic: str
+    queues: int
+    made: bool
 
 
 class TopicsOut(Struct):

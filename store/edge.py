@@ -20,7 +20,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -32,7 +32,7 @@ from store import disk, frames
 from store.commit_log import CommitLog, GroupCommit, Placed, doubt
 from store.consume_queue import ASKED_TAG, ConsumeQueue, make_entries
 from store.dedup import Dedup, Known, digest_of
-from store.dictionary import Dictionary
+from store.dictionary import Dictionary, MakerOf, nobody
 from store.directory import Geometry, Lock, StoreDirectory
 from store.edge_recovery import CHECKPOINT, recover
 from store.ends import Answer, EndsTable, Verdict, byte_after, judge
@@ -66,6 +66,8 @@ Tails = Sequence[Sequence[bytes]]
 _PLAIN_ENDS: Final = frozenset({OpKind.COMMIT, OpKind.ROLLBACK})
 #: Of so many halves at most is known where they lie and where they go.
 RECENT_MAX: Final = 1 << 16
+#: So many pairs of group and topic are kept in mind; beyond it they are learned again.
+ROUTES_MAX: Final = 1 << 16
 _RECENT: Final = np.dtype(
     [("half_offset", "i8"), ("offset", "i8"), ("size", "i8"), ("group_no", "i8"), ("topic_no", "i8"), ("queue_id", "i8")]
 )
@@ -89,6 +91,10 @@ class _Unflushed(NamedTuple):
     ticket: int
     marks: dict[int, int]
     keys: dict[bytes, Known]
+
+
+class _NewNames(Exception):
+    """A message names a group or a topic that has no number yet, or whose route is not known."""
 
 
 class _Judging:
@@ -163,6 +169,8 @@ class EdgeStore:
         self._checkpoint_lock = threading.Lock()
         self._commit = GroupCommit(self.log.flush, self._mark, self._publish)
         self._routes: dict[tuple[str, str], tuple[int, int, int, bytes]] = {}
+        #: Who makes a name that is new; whoever limits that sets it.
+        self.maker_of: MakerOf = nobody
         #: Halves before it are gone for whoever asks here. Readers see it, as HALF_BEGIN, once a checkpoint has made it durable.
         self.half_begin = self.half_end = self.op_end = 0
         self.next_offset: dict[int, int] = {}
@@ -291,13 +299,21 @@ class EdgeStore:
         if not messages:
             raise InvalidRecord("messages: the batch is empty; send at least one")
         try:
-            alike = AlikeMessages.of(messages) if len(messages) >= ALIKE_MIN else None
-            if alike is not None and (found := self._encode_alike(alike, kind, now_ms)) is not None:
-                return found
-            encoded = [self._encode_message(message, kind, now_ms) for message in messages]
+            try:
+                return self._encode_known(messages, kind, now_ms)
+            except _NewNames:
+                self._make_routes(messages)
+                return self._encode_known(messages, kind, now_ms)
         except InvalidRecord as error:
             error.number = self._first_refused(messages, kind, now_ms)
             raise
+
+    def _encode_known(self, messages: Sequence[Message], kind: FrameKind, now_ms: int) -> tuple[Any, Tails]:
+        """The same under names that are known; _NewNames where one is not."""
+        alike = AlikeMessages.of(messages) if len(messages) >= ALIKE_MIN else None
+        if alike is not None and (found := self._encode_alike(alike, kind, now_ms)) is not None:
+            return found
+        encoded = [self._encode_message(message, kind, now_ms) for message in messages]
         heads = np.frombuffer(bytearray(b"".join([head for head, _ in encoded])), frames.HALF_HEAD)
         return heads, list(zip(*[tail for _, tail in encoded], strict=True))
 
@@ -319,15 +335,22 @@ class EdgeStore:
         return heads, (messages.bodies, tails)
 
     def _first_refused(self, messages: Sequence[Message], kind: FrameKind, now_ms: int) -> int:
+        unmade = -1
         for number, message in enumerate(messages):
             try:
+                frames.check_name(message.group, "group")
+                frames.check_name(message.topic, "topic")
                 self._encode_message(message, kind, now_ms)
             except InvalidRecord:
                 return number
-        return -1
+            except _NewNames:  # a good name: refused only if no bad one follows
+                unmade = number if unmade < 0 else unmade
+        return unmade
 
     def _encode_message(self, message: Message, kind: FrameKind, now_ms: int) -> tuple[bytes, tuple[bytes, bytes]]:
-        route = self._routes.get((message.group, message.topic)) or self._route(message.group, message.topic)
+        route = self._routes.get((message.group, message.topic))
+        if route is None:
+            raise _NewNames
         group_no, topic_no, queues, encoded = route
         body, queue_id, code, immunity_s = message.body, message.queue_id, 0, message.immunity_s
         if immunity_s:
@@ -367,20 +390,27 @@ class EdgeStore:
             raise InvalidRecord(f"born_at_ms, born_host, born_port or flag: {error}") from error
         return head, (body, encoded)
 
-    def _route(self, group: str, topic: str) -> tuple[int, int, int, bytes]:
-        """(group_no, topic_no, queues, the properties that every half of this group for this topic carries)."""
-        found = self._routes.get((group, topic))
-        if found is None:
-            with self._append_lock:
-                frames.check_name(topic, "topic")
-                group_no, topic_no = self.dictionary.add_group(group), self.dictionary.add_topic(topic)
-            found = (group_no, topic_no, self.dictionary.queues[topic_no], frames.encode_route(group, topic))
-            self._routes[group, topic] = found
-        return found
+    def _make_routes(self, messages: Sequence[Message]) -> None:
+        """Learn the routes of messages: (group_no, topic_no, queues, the properties that every half of this group for this topic
+        carries). All names that are new are made together, or none."""
+        names: Dictionary = self.dictionary
+        unknown: Collection[tuple[str, str]] = frames.routes_of(messages)
+        if len(unknown) > 1:  # numbers follow the order of the messages, not of a set
+            unknown = list(dict.fromkeys((message.group, message.topic) for message in messages))
+        with self._append_lock:
+            names.add_names([group for group, _ in unknown], [topic for _, topic in unknown], self.maker_of)
+        if len(self._routes) + len(unknown) > ROUTES_MAX:
+            self._routes.clear()
+        for group, topic in unknown:
+            group_no, topic_no = names.group_no(group), names.topic_no(topic)
+            assert group_no is not None
+            assert topic_no is not None
+            self._routes[group, topic] = (group_no, topic_no, names.queues[topic_no], frames.encode_route(group, topic))
 
     def add_group(self, group: str) -> int:
         """The number of a group, new or known; a new one is durable on return."""
         with self._append_lock:
+            self.dictionary.add_names([group], [], self.maker_of)
             return self.dictionary.add_group(group)
 
     def add_topic(self, topic: str, queues: int) -> int:

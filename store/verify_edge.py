@@ -252,22 +252,32 @@ class EdgeSide(EdgeFiles):
         self.groups: list[str] = []
         self.topics: list[str] = []
         self.queues: list[int] = []
+        known: set[tuple[int, str]] = set()
         for at, payload in check_journal(path, self.findings, self.clean):
             try:
                 kind, queues, reserved, number = NAME_RECORD.unpack_from(payload)
                 name = payload[NAME_RECORD.size :].decode()
+                if kind == NameKind.MAKER:
+                    self._check_maker(path, at, NameKind(queues), number)
+                    continue
                 names = {NameKind.GROUP: self.groups, NameKind.TOPIC: self.topics}[NameKind(kind)]
                 frames.check_name(name, NameKind(kind).name.lower())
             except (struct.error, ValueError, KeyError, IllegalName) as error:
                 self.findings.add(path, at, f"not a name: {error}")
                 continue
             wrong_queues = not 1 <= queues <= QUEUES_PER_TOPIC_MAX if kind == NameKind.TOPIC else queues != 0
-            if number != len(names) or name in names or reserved or wrong_queues:
+            if number != len(names) or (kind, name) in known or reserved or wrong_queues:
                 self.findings.add(path, at, f"{name!r} with number {number} where {len(names)} belongs, or known before")
                 continue
             names.append(name)
+            known.add((kind, name))
             if kind == NameKind.TOPIC:
                 self.queues.append(queues)
+
+    def _check_maker(self, path: Path, at: int, of: NameKind, number: int) -> None:
+        names = self.topics if of == NameKind.TOPIC else self.groups
+        if of == NameKind.MAKER or not 0 <= number < len(names):
+            self.findings.add(path, at, f"says who made number {number}, which is not there")
 
     # --- the walk ---
     def walk(self) -> None:

@@ -37,6 +37,7 @@ from escrow.cli import (
     store,
     token,
     top,
+    topic,
     topics,
     tx,
 )
@@ -60,7 +61,8 @@ class Command(Protocol):
 
 
 COMMANDS: tuple[Command, ...] = (
-    run, demo, doctor, top, tx, audit, send, consume, groups, topics, dead_letters, export, store, clock, config, token, completion,
+    run, demo, doctor, top, tx, audit, send, consume, groups, topics, topic, dead_letters, export, store, clock, config, token,
+    completion,
 )  # fmt: skip
 
 # Third-party modules that come with the server extra. A command that misses one of them needs that extra.

@@ -215,6 +215,9 @@ class KafkaEdge(Edge):
     async def inspect(self, _id: str) -> Inspected:
         raise NotInKafkaMode(OPERATE)
 
+    async def create_topic(self, topic: str, queues: int | None) -> tuple[int, bool]:
+        raise NotInKafkaMode("topics are Kafka's here: make them there (kafka-topics.sh --create)")
+
     async def audited(self, limit: int, before: int | None = None) -> tuple[list[Audited], int | None]:
         raise NotInKafkaMode("in Kafka mode the op topic is the audit: what operators did bears escrow-via: operator")
 

@@ -30,6 +30,8 @@ _OF_EDGE: Final[dict[type[errors.EdgeError], pb.Code]] = {
     errors.Forbidden: pb.FORBIDDEN,
     errors.TransactionsRejected: pb.FORBIDDEN,
     errors.RefusedByService: pb.FORBIDDEN,
+    errors.NoSuchTopic: pb.NOT_FOUND,
+    errors.TooManyNames: pb.FORBIDDEN,
     errors.BadId: pb.INVALID_TRANSACTION_ID,
     errors.TooLarge: pb.PAYLOAD_TOO_LARGE,
     errors.QuotaExceeded: pb.TOO_MANY_REQUESTS,

@@ -254,6 +254,7 @@ class Service:
             check_name(group, "topic")
         for group, topic in {(message.group, message.topic) for message in messages}:
             caller.principal.require_send(group, topic)
+        self._edge.admit_names(caller.principal, groups, {message.topic for message in messages})
         if kind == pb.TRANSACTION:
             stored = await self._edge.store_halves(messages)
             for group in groups:
@@ -304,6 +305,7 @@ class Service:
         resource = request.message_queue.topic
         topic, group = wire.name_of(resource), wire.name_of(request.group)
         caller.principal.require_consume(topic, group)
+        self._edge.admit_names(caller.principal, (group,), ())
         consumption = self._edge.consumption
         found = await consumption.poll(
             topic, group, caller.client.id,

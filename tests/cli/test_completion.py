@@ -26,7 +26,7 @@ function asked; echo "= $argv"; complete -C "$argv"; end
 """
 
 ASKED = {
-    "escrow t": {"top", "topics", "tx", "token"},
+    "escrow t": {"top", "topic", "topics", "tx", "token"},
     "escrow tx ro": {"rollback"},
     "escrow --traceback tx commit --group list --reas": {"--reason"},
     "escrow tx list --state dis": {"discarded"},

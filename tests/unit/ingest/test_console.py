@@ -24,6 +24,7 @@ OPERATIONS = {
     "GET /v1/operator/audit": None,
     "GET /v1/operator/groups": None,
     "GET /v1/operator/topics": None,
+    "POST /v1/operator/topics": {"topic": "made"},
     "GET /v1/status": None,
     "DELETE /console/session": None,
 }

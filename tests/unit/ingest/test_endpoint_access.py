@@ -71,6 +71,7 @@ def test_everybody_may_ask_whether_it_lives(guarded):
         ("GET", "/v1/operator/audit", None, {"ops"}),
         ("GET", "/v1/operator/groups", None, {"ops"}),
         ("GET", "/v1/operator/topics", None, {"ops"}),
+        ("POST", "/v1/operator/topics", {"topic": "made"}, {"ops"}),
         ("GET", "/v1/status", None, {"ops"}),
         ("GET", "/metrics", None, {"ops", "prometheus"}),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from store import disk
-from store.dictionary import Dictionary
+from store.dictionary import TOPICS_MAX, Dictionary, NameKind
 from store.errors import IllegalName, InvalidRecord, StoreUnusable
 
 
@@ -89,3 +89,39 @@ def test_a_torn_name_is_cut_and_its_number_given_to_the_next(path):
     again = Dictionary(path, writable=True)
     assert again.groups == ["kept"]
     assert again.add_group("other") == 1
+
+
+def test_many_names_are_made_with_one_write_and_one_flush(path):
+    dictionary = Dictionary(path, writable=True)
+    with disk.recording() as passed:
+        dictionary.add_names(["g", "h", "g"], [f"t{number}" for number in range(1000)])
+        dictionary.add_names(["g"], ["t7"])
+    assert passed == {"dictionary.write": 1, "dictionary.flush": 1}
+    dictionary.close()
+    again = Dictionary(path)
+    assert again.groups == ["g", "h"]
+    assert [again.topic_no(f"t{number}") for number in range(1000)] == list(range(1000))
+
+
+def test_none_is_made_where_one_cannot_be(path):
+    dictionary = Dictionary(path, writable=True)
+    with disk.recording() as passed, pytest.raises(IllegalName):
+        dictionary.add_names(["g"], ["good", "b a d"])
+    assert (passed, dictionary.groups, dictionary.topics) == ({}, [], [])
+
+
+def test_all_numbers_of_topics_can_be_given_and_not_one_more(path):
+    dictionary = Dictionary(path, writable=True)
+    dictionary.add_names([], [f"t{number}" for number in range(TOPICS_MAX - 1)])
+    with pytest.raises(IllegalName, match="32768"):
+        dictionary.add_names([], ["a", "b"])
+    assert dictionary.add_topic("last") == TOPICS_MAX - 1
+    assert dictionary.add_topic("t5") == 5
+
+
+def test_who_made_a_name_is_counted_and_survives(path):
+    dictionary = Dictionary(path, writable=True)
+    dictionary.add_names(["g"], ["a", "b"], lambda kind, name: "team" if name != "b" else "")
+    dictionary.add_names(["g"], ["a"], lambda kind, name: "other")
+    for found in (dictionary, Dictionary(path)):
+        assert dict(found.made) == {(NameKind.GROUP, "team"): 1, (NameKind.TOPIC, "team"): 1}

@@ -488,6 +488,7 @@ def test_messages_that_are_alike_are_encoded_as_they_would_be_one_by_one(service
     assert columns is not None
     assert list(columns) == alike
     assert columns[3:7] == alike[3:7]
+    edge._make_routes(columns)
     assert edge._encode_alike(columns, kind, 5000) is not None
     others: dict[str, Any] = {
         "group": "billing", "topic": "sent", "properties": {"KEYS": "k"}, "queue_id": 1, "born_host": b"1" * 16, "born_port": 1,

@@ -7,6 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from store import disk
+from store.errors import IllegalName
+from store.frames import Message
 from store.verify import verify
 from tests.support.service import Service
 
@@ -61,5 +66,28 @@ def test_a_release_spreads_over_many_queues_in_one_batch(service: Service) -> No
     service.settle()
     keys = service.job.catalogue.queue_keys()
     assert sum(service.job.catalogue.extent(key)[1] for key in keys) == len(halves)
+    service.close()
+    assert verify(service.root).problems == []
+
+
+def test_the_names_of_a_batch_are_made_together(service: Service) -> None:
+    messages = [Message(f"g{number % 10}", f"t{number}", b"x") for number in range(300)]
+    with disk.recording() as passed:
+        service.edge.wait(service.edge.append_messages(messages, service.now_ms).ticket)
+    assert passed["dictionary.flush"] == 1
+
+
+def test_a_batch_that_is_refused_makes_no_name(service: Service) -> None:
+    messages = [Message("g", "fine", b"x"), Message("g", "not fine", b"x"), Message("g", "also-fine", b"x")]
+    with pytest.raises(IllegalName) as caught:
+        service.edge.append_messages(messages, service.now_ms)
+    assert caught.value.number == 1
+    assert service.edge.dictionary.topic_no("fine") is None
+
+
+def test_verify_knows_who_made_names(service: Service) -> None:
+    service.edge.maker_of = lambda _kind, name: "team@1"
+    service.send(b"a", topic="t")
+    service.settle()
     service.close()
     assert verify(service.root).problems == []
