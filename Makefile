@@ -9,6 +9,7 @@
 #   make soak MINUTES=5            a shorter soak
 #   make tenants TENANT_MINUTES=2  a shorter attack
 #   make fuzz REQUESTS=9000 SEED=7 fewer hostile requests, or the same again
+#   make fuzz-store CASES=500      fewer damaged stores
 #   make bench-rocketmq ONLY=a,c   some of its workloads
 #   make lock UPGRADE=1            newer versions, not only what pyproject.toml asks for
 
@@ -27,6 +28,7 @@ SEED ?=
 MINUTES ?= 30
 TENANT_MINUTES ?= 10
 REQUESTS ?= 100000
+CASES ?= 20000
 RUN ?=
 ONLY ?=
 SMALL ?=
@@ -148,6 +150,9 @@ fuzz: venv ## 100,000 hostile requests against the endpoint
 
 tenants: venv ## a hostile tenant beside a well-behaved one, the whole service with Spark (10 minutes)
 	$(BIN)/python -m tests.tenants.campaign --minutes=$(TENANT_MINUTES) $(if $(SEED),--seed=$(SEED))
+
+fuzz-store: venv ## 20,000 damaged stores: opened, verified, rebuilt, backed up and restored
+	$(BIN)/python -m tests.fuzz_store.campaign --cases=$(CASES) $(if $(SEED),--seed=$(SEED))
 
 lock: ## resolve requirements/*.lock again, from pyproject.toml
 	@sh scripts/preflight.sh "$(PYTHON)"

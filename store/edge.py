@@ -614,8 +614,16 @@ class EdgeStore:
         offset, size, _ = self.half_queue.entry(half_offset)
         content = self.log.frame_bytes(offset, size)
         frames.check_frame(content, offset, str(self.log.file.directory))
+        kind, number = content[frames.KIND_AT], frames.read_head(content)[7]
+        if kind != FrameKind.HALF or number != half_offset:
+            raise self._not_this_half(half_offset, offset)
         found: tuple[int, int, int] = frames.HALF_STRUCT.unpack_from(content)[11:14]
         return found
+
+    def _not_this_half(self, half_offset: int, offset: int) -> Corrupt:
+        """A damaged entry of the half queue may lead to a whole frame: of another half, or of an op."""
+        at = half_offset * ENTRY.itemsize
+        return Corrupt(self.half_queue.file.directory, at, f"half {half_offset}: its entry leads to another frame, at {offset}")
 
     def read_half(self, half_offset: int) -> Frame:
         """A half as it was stored; Corrupt if it cannot be read, SegmentGone if retention has taken it: its place in the queue may
@@ -623,7 +631,10 @@ class EdgeStore:
         offset, size, _ = self.half_queue.entry(half_offset)
         if size and offset < self.log.file.begin:
             raise SegmentGone(f"half {half_offset}: the log begins behind it")
-        return self.log.read(offset, size)
+        frame = self.log.read(offset, size)
+        if frame.kind != FrameKind.HALF or frame.queue_offset != half_offset:
+            raise self._not_this_half(half_offset, offset)
+        return frame
 
     # --- what waits for the flush ---------------------------------------------------------------------------------------
     def end_of(self, half_offset: int) -> int:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from store.edge import EdgeStore
 
 CHECKPOINT = "edge.checkpoint"
+JOB_CHECKPOINT = "job.checkpoint"
 _DEDUP_KEY = frames.PropertyFinder(frames.DEDUP_KEY)
 _NO_HALF = -1
 
@@ -60,7 +61,8 @@ def recover(edge: EdgeStore, progress: Progress) -> EdgeRecovery:
     start, published = int(state["log_end"]), edge.page[EdgeSlot.LOG_END]
     edge.half_end, edge.op_end = int(state["half_end"]), int(state["op_end"])
     edge.next_offset = {int(key): int(value) for key, value in state["positions"]}
-    edge.half_begin = max(edge.page[EdgeSlot.HALF_BEGIN], int(state.get("half_begin", 0)), edge.half_queue.begin)
+    # The page is raised after the checkpoint has noted it: only where there is none does it know more.
+    edge.half_begin = max(int(state.get("half_begin", edge.page[EdgeSlot.HALF_BEGIN])), edge.half_queue.begin)
     edge.log.end = start
     recovery.clean = bool(state["clean"])
     if max(start, published) > edge.log.file.end:
@@ -69,6 +71,11 @@ def recover(edge: EdgeStore, progress: Progress) -> EdgeRecovery:
         raise CursorBeyondLog(_beyond(edge, start, published))
     if not recovery.clean:
         _replay(edge, start, max(start, published), recovery, progress)
+    if edge.half_begin > edge.half_end:
+        recovery.damage.append((0, 0, f"half_begin is {edge.half_begin}, behind the last half {edge.half_end}; passed over"))
+        edge.half_begin = edge.half_queue.begin
+    if edge.ends_table.file.starts():  # after a clean exit too: a mark there would be taken for that of a later half
+        edge.ends_table.file.cut(edge.half_end)
     # 5. After a clean exit too: from here on the log may grow behind the checkpoint.
     edge.write_checkpoint(clean=False)
     return recovery
@@ -96,13 +103,17 @@ def _read_checkpoint(edge: EdgeStore, recovery: EdgeRecovery) -> dict[str, Any]:
 def settled_ends(directory: StoreDirectory) -> dict[int, int]:
     """End of each topic queue by queue key, as far as the job has settled it."""
     generation = directory.current_generation()
+    ends: dict[int, int] = {}
     if generation is None:
-        return {}
-    catalogue = Catalogue(directory.generation(generation) / "catalogue")
+        return ends
     try:
-        return {key: catalogue.extent(key)[1] for key in catalogue.queue_keys()}
-    finally:
+        catalogue = Catalogue(directory.generation(generation) / "catalogue")
+        ends = {key: catalogue.extent(key)[1] for key in catalogue.queue_keys()}
         catalogue.close()
+    except Corrupt:  # the job makes it anew; its checkpoint knows nearly as much
+        with contextlib.suppress(Corrupt):
+            ends = {int(key): int(end) for key, _, end in (disk.read_json(directory.root / JOB_CHECKPOINT) or {}).get("queues", [])}
+    return ends
 
 
 def _respect_settled(edge: EdgeStore) -> None:
@@ -130,7 +141,7 @@ def _replay(edge: EdgeStore, start: int, durable: int, recovery: EdgeRecovery, p
     if durable > start and lost[1] == durable and _all_zero(edge, lost[0], durable):
         raise CursorBeyondLog(_beyond(edge, lost[0], durable))
     # Numbers that were acknowledged are not given again, even if damage ate the last frames.
-    replay.reach(edge.page[EdgeSlot.HALF_END], edge.page[EdgeSlot.OP_END])
+    replay.reach(*_published_ends(edge, recovery))
     # 3
     kept = list(edge.log.scan(durable))
     recovery.cut_at, recovery.cut_reason = edge.log.scan_stop, edge.log.scan_reason
@@ -146,6 +157,24 @@ def _replay(edge: EdgeStore, start: int, durable: int, recovery: EdgeRecovery, p
     replay.finish()
     _respect_settled(edge)
     recovery.frames_replayed = replay.frames
+
+
+def _published_ends(edge: EdgeStore, recovery: EdgeRecovery) -> tuple[int, int]:
+    """(half_end, op_end) of the page, as far as what damage ate of the log can have held so many: the page is not protected, and
+    a wrong number would have files made for ever."""
+    lost_bytes = sum(stop - first for first, stop, _ in recovery.damage)
+    found = []
+    for name, slot, end, least_bytes in (
+        ("half_end", EdgeSlot.HALF_END, edge.half_end, frames.HALF_HEAD_BYTES),
+        ("op_end", EdgeSlot.OP_END, edge.op_end, frames.OP_HEAD.itemsize),
+    ):
+        known = edge.page[slot]
+        # A restored store whose log has no frame of a kind has the number from its backup alone.
+        if (end or not edge.log.file.begin) and known > end + lost_bytes // least_bytes:
+            recovery.damage.append((0, 0, f"edge.published: {name} is {known}, the log ends with {end}; passed over"))
+            known = end
+        found.append(known)
+    return found[0], found[1]
 
 
 def _all_zero(edge: EdgeStore, start: int, stop: int) -> bool:

@@ -42,6 +42,8 @@ class Answer(NamedTuple):
     position: int = -1
 
 
+#: Bytes that a half may have: open, or the State it ended in.
+_POSSIBLE: Final = frozenset({OPEN, *map(int, STATE_OF_OP.values())})
 #: What the first end of a half is answered: nearly always this.
 _FIRST: Final = {kind: Answer(Verdict.ACCEPTED, state=state) for kind, state in STATE_OF_OP.items()}
 
@@ -53,6 +55,8 @@ def judge(kind: OpKind, ended: int) -> Answer:
     """
     if ended == OPEN and kind in _FIRST:
         return _FIRST[kind]
+    if ended not in _POSSIBLE:
+        return Answer(Verdict.REFUSED, "its end is damaged: run escrow store verify", State.QUARANTINED)
     state = State(ended) if ended else State.PREPARED
     if kind == OpKind.RESUME:
         reopened = state == State.PREPARED or state in _DISCARDED

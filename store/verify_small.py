@@ -170,7 +170,9 @@ def _check_slot(path: Path, slots: Any, at: int, edge: EdgeSide, findings: Findi
     digest = slots["digest"][at].tobytes()
     entry = edge.half_queue.records(ENTRY, half, half + 1)[0]
     offset, size = int(entry["commit_log_offset"]), int(entry["size_bytes"])
-    if offset >= edge.log.begin and size >= HALF_HEAD.itemsize and not edge.log_walk.touched_by_damage(offset):
+    # The entry may be damaged (which is found elsewhere): nobody reads gigabytes because it says so.
+    fits = edge.log.begin <= offset and offset + size <= edge.log_end and HALF_HEAD.itemsize <= size <= edge.log.segment_bytes
+    if fits and not edge.log_walk.touched_by_damage(offset):
         content = edge.log.read(offset, size).tobytes()
         head = np.frombuffer(content, HALF_HEAD, 1)[0]
         body_end = HALF_HEAD.itemsize + int(head["body_bytes"])
