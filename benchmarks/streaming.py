@@ -6,6 +6,9 @@ settled_records    halves and commits of a backlog, from the first batch to the 
 slowdown           a batch of the same traffic with a million pending rows, against none
 check_round        a round over a million due halves: decided and durable
 idle               CPU of all processes of `escrow run`, with nothing to do
+paced              the same with 20 transactions/s, at the default settleInterval and settled at once
+
+All but the last two are measured with settleInterval=0.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.support import load, report, scratch
+from escrow import Message as Outgoing
+from escrow import Outcome, Producer
 from escrow import settings as escrow_settings
 from escrow.settings import Settings
 from sinks.interfaces import Applied
@@ -39,6 +44,7 @@ from streaming.session import make_run_directory, start_spark
 
 BODY = os.urandom(1024)
 RATE = 200
+PACE = 20
 TRAFFIC_S = 15.0
 BACKLOG_TRANSACTIONS = 1_000_000
 PENDING = 1_000_000
@@ -95,7 +101,7 @@ class Floor(JobService):
 
 
 def settings_at(root: Path, *flags: str) -> Settings:
-    found = escrow_settings.load(None, [f"dataDir={root}", *flags], {})
+    found = escrow_settings.load(None, [f"dataDir={root}", "settleInterval=0", *flags], {})
     found.store_dir.mkdir(parents=True, exist_ok=True)
     EdgeStore(found.store_dir).close()
     return found
@@ -204,23 +210,41 @@ def wait_for(true: Callable[[], bool], timeout_s: float = 300.0) -> None:
 
 
 # --- idle ------------------------------------------------------------------------------------------------------------------
-def idle_cores(root: Path, for_s: float = 45.0) -> float:
-    """CPU of `escrow run` and everything under it, over more than one check interval."""
-    flags = [word for flag in ("listenPort=0", "jobMetricsPort=0") for word in ("--set", flag)]
+def run_cores(root: Path, during: Callable[[str, int, float], float], *flags: str, for_s: float = 45.0) -> float:
+    """CPU of `escrow run` and everything under it while something is done with it, over more than one check interval."""
+    sets = [word for flag in ("listenPort=0", "jobMetricsPort=0", *flags) for word in ("--set", flag)]
     root.mkdir(parents=True)
     out = root / "out"
-    command = [sys.executable, "-m", "escrow", "run", "--data", str(root / "data"), *flags]
+    command = [sys.executable, "-m", "escrow", "run", "--data", str(root / "data"), *sets]
     with open(out, "w") as said:
         run = subprocess.Popen(command, stdout=said, stderr=said)
     try:
         wait_for(lambda: "job ready" in out.read_text() or run.poll() is not None, 200.0)
         time.sleep(10.0)
-        before, start_s = cpu_s(run.pid), time.monotonic()
-        time.sleep(for_s)
-        return (cpu_s(run.pid) - before) / (time.monotonic() - start_s)
+        return during(out.read_text(), run.pid, for_s)
     finally:
         run.terminate()
         run.wait(30)
+
+
+def nothing(_said: str, pid: int, for_s: float) -> float:
+    before, start_s = cpu_s(pid), time.monotonic()
+    time.sleep(for_s)
+    return (cpu_s(pid) - before) / (time.monotonic() - start_s)
+
+
+def paced(said: str, pid: int, for_s: float) -> float:
+    """PACE transactions a second by one caller, 3 s of them before it is measured."""
+    url = said.split("edge ready on ", 1)[1].split(maxsplit=1)[0]
+    before, start_s, first = 0.0, 0.0, 3 * PACE
+    with Producer(url, "orders") as sender:
+        begun_s = time.monotonic()
+        for number in range(first + int(for_s * PACE)):
+            time.sleep(max(0.0, begun_s + number / PACE - time.monotonic()))
+            if number == first:
+                before, start_s = cpu_s(pid), time.monotonic()
+            sender.send_in_transaction(Outgoing("paid", "x" * 1024), lambda *_: Outcome.COMMIT)
+    return (cpu_s(pid) - before) / (time.monotonic() - start_s)
 
 
 def cpu_s(root_pid: int) -> float:
@@ -271,10 +295,14 @@ def with_spark(root: Path, wanted: set[str]) -> None:
 def main(wanted: set[str]) -> None:
     print(f"before: {load()}", flush=True)
     with scratch() as root:
-        if wanted - {"idle"}:
+        if wanted - {"idle", "paced"}:
             with_spark(root, wanted)
         if "idle" in wanted:
-            report({"streaming.idle_cpu_cores": idle_cores(root / "idle")})
+            report({"streaming.idle_cpu_cores": run_cores(root / "idle", nothing)})
+        if "paced" in wanted:
+            report({f"streaming.cores_at_{PACE}_per_s": run_cores(root / "paced", paced)})
+            at_once = run_cores(root / "at-once", paced, "settleInterval=0")
+            report({f"streaming.cores_at_{PACE}_per_s_settled_at_once": at_once})
     print(f"after: {load()}")
 
 
@@ -282,4 +310,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--producer"]:
         producer(Path(sys.argv[2]), float(sys.argv[3]))
     else:
-        main(set(sys.argv[1:]) or {"visible", "backlog", "pending", "round", "idle"})
+        main(set(sys.argv[1:]) or {"visible", "backlog", "pending", "round", "idle", "paced"})

@@ -518,6 +518,12 @@ class Settings:
     )  # fmt: skip
 
     _begin("The streaming job.")
+    settle_interval_ms: int = _key(
+        "settleInterval", "duration", '"1s"',
+        "Embedded mode: micro-batches follow one another no sooner than this; 0 = at once, for several times the processor time "
+        "at low rates. Consumers do not wait for it, nor does anything that falls due.",
+        least=0, most=10_000, sub_second=True,
+    )  # fmt: skip
     max_records_per_batch: int = _key(
         "maxRecordsPerBatch", "count", "262144", "The most halves, and the most ops, in one micro-batch.", least=1, most=1 << 26
     )

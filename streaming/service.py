@@ -127,6 +127,7 @@ class JobService:
             half=marker.half_cursor,
             op=marker.op_cursor,
             records_max=self.settings.max_records_per_batch,
+            settle_interval_s=self.settings.settle_interval_ms / 1000,
         )
         writer = stream.load().writeStream.foreachBatch(self._on_batch).queryName(FORMAT)
         writer = writer.option("checkpointLocation", str(checkpoint))
@@ -324,7 +325,9 @@ class JobService:
                 self.tick()
 
     def wants_batch(self, now_ms: int) -> bool:
-        return self.rounds.wanted(now_ms) or self.clock.elapsed_ms() >= self._retain_at_ms
+        # Answers to a storm of checks make room for the next requests: they are settled as they come.
+        answered = self.settler.waits_for_answers and self._has_news()
+        return answered or self.rounds.wanted(now_ms) or self.clock.elapsed_ms() >= self._retain_at_ms
 
 
 class _Phases:

@@ -171,6 +171,11 @@ class Settler:
                 start = stop
         self._full_groups = np.flatnonzero(outstanding >= self.policy.outstanding_per_group_max)
 
+    @property
+    def waits_for_answers(self) -> bool:
+        """Whether a group had as many requests as it may have: its answers make room for more."""
+        return len(self._full_groups) > 0
+
     def has_room_again(self, round_no: int) -> bool:
         """Whether a group that had as many requests of this round as it may have has answered half of them."""
         if not len(self._full_groups):

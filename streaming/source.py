@@ -9,9 +9,10 @@ Spark runs the reader in a Python process of its own, so it reads the mapped fil
 beyond the published (flushed) ends. `read` returns when there is news: it sleeps until the edge or the driver wakes it
 (store/wake.py), so an idle stream costs nothing and a record is picked up at once. It also returns after `WAIT_S` without news.
 
-Where much comes, batches follow one another only every GATHER_S: a batch costs Spark the same whether it has one record or
-thousands, and one right after the other would take half of the processors from producers. Consumers do not wait for it, since the
-edge serves them from the unsettled tail. A tick does not wait, nor does a backlog.
+Batches follow one another no sooner than `settle_interval_s`: a batch costs Spark the same whether it has one record or thousands,
+and one right after the other would take a whole core at twenty transactions a second. Consumers do not wait for it, since the edge
+serves them from the unsettled tail. What comes after a pause does not wait, nor does a tick (a round or a retention is due), nor a
+backlog.
 """
 
 from __future__ import annotations
@@ -36,10 +37,7 @@ from streaming.settle import Feed, read_feed
 FORMAT: Final = "escrow"
 #: The longest sleep in one call. Waking ends it; this only bounds what a lost wake, or a dead driver, may cost.
 WAIT_S: Final = 2.0
-#: So many records a second are much.
-BUSY_PER_S: Final = 600.0
-#: From the beginning of one batch to that of the next, then; and how often it is looked whether the driver wants one now.
-GATHER_S: Final = 0.25
+#: While records gather: how often it is looked whether the driver wants a batch now.
 GLANCE_S: Final = 0.02
 
 Offset = dict[str, int]
@@ -70,7 +68,7 @@ class _ReadAhead(threading.Thread):
 
 
 class EscrowSource(DataSource):
-    """`spark.readStream.format("escrow")`. Options: root, half and op (where to start), records_max."""
+    """`spark.readStream.format("escrow")`. Options: root, half and op (where to start), records_max, settle_interval_s."""
 
     @classmethod
     def name(cls) -> str:
@@ -98,8 +96,9 @@ class EscrowReader(SimpleDataSourceStreamReader):
         self._parent = os.getppid()
         self._offered: list[Row] = []
         self._ahead: _ReadAhead | None = None
-        #: When the last batch was handed out, and how many records a second came then.
-        self._handed_s, self._rate = time.monotonic(), 0.0
+        self._interval_s = float(options["settle_interval_s"])
+        #: When the last batch was handed out.
+        self._handed_s = time.monotonic() - self._interval_s
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Spark pickles the reader into every plan, for tasks that must read a range again: they open the files anew.
@@ -118,24 +117,17 @@ class EscrowReader(SimpleDataSourceStreamReader):
         tick = self._job[JobSlot.TICK]
         feed = self._next_feed((start["half"], start["op"]))
         self._offered = pack(feed, tick)
-        self._note_rate(len(feed.halves) + len(feed.ops))
+        self._handed_s = time.monotonic()
         return iter(self._offered), {"half": feed.half_stop, "op": feed.op_stop, "tick": max(tick, start["tick"])}
 
     def _gather(self, start: Offset) -> None:
-        """Let more of it come, where much comes."""
-        if self._rate < BUSY_PER_S:
-            return
-        until_s = self._handed_s + GATHER_S
+        """Let more of it come until the interval is over."""
+        until_s = self._handed_s + self._interval_s
         while (left_s := until_s - time.monotonic()) > 0 and self._job[JobSlot.TICK] <= start["tick"]:
             half_end, op_end = self._log.ends()
-            if max(half_end - start["half"], op_end - start["op"]) >= CHUNK_RECORDS:
+            if max(half_end - start["half"], op_end - start["op"]) >= CHUNK_RECORDS or os.getppid() != self._parent:
                 return
             time.sleep(min(left_s, GLANCE_S))
-
-    def _note_rate(self, records: int) -> None:
-        now_s = time.monotonic()
-        self._rate = records / max(now_s - self._handed_s, 1e-3)
-        self._handed_s = now_s
 
     def _next_feed(self, place: tuple[int, int]) -> Feed:
         ahead, self._ahead = self._ahead, None

@@ -30,6 +30,7 @@ SMALL = (
     "logQueueEntriesPerFile=1000",
     "topicQueueEntriesPerFile=64",
     "presenceTtl=1h",
+    "settleInterval=0",
 )
 HALF_MASK = (1 << REASON_SHIFT) - 1
 

@@ -40,6 +40,7 @@ SMALL = (
     "tranRedoLogMapedFileSize=200000",
     "logQueueEntriesPerFile=4096",
     "topicQueueEntriesPerFile=1024",
+    "settleInterval=0",
 )
 
 

@@ -33,7 +33,12 @@ def job(edge):
 
 @pytest.fixture
 def reader(edge, job):
-    return EscrowReader({"root": str(edge.directory.root), "half": "0", "op": "0", "records_max": "1000000"})
+    return made_reader(edge, 3600.0)
+
+
+def made_reader(edge, settle_interval_s):
+    options = {"root": str(edge.directory.root), "half": "0", "op": "0", "records_max": "1000000"}
+    return EscrowReader({**options, "settle_interval_s": str(settle_interval_s)})
 
 
 def come(edge, count):
@@ -41,10 +46,8 @@ def come(edge, count):
 
 
 @pytest.fixture
-def busy(edge, reader, monkeypatch):
-    """Much has come: the place behind it. The next batch would wait for an hour; `slept` tells that it does."""
-    monkeypatch.setattr(source, "BUSY_PER_S", 1.0)
-    monkeypatch.setattr(source, "GATHER_S", 3600.0)
+def busy(edge, reader):
+    """A batch was handed out: the place behind it. The next one would wait for an hour; `slept` tells that it does."""
     come(edge, 100)
     _, place = reader.read(reader.initialOffset())
     assert place["half"] == 100
@@ -58,7 +61,7 @@ def test_what_comes_first_is_handed_out_at_once(edge, reader):
     assert list(rows)
 
 
-def test_where_much_comes_a_batch_gathers_until_the_driver_wants_one(edge, job, reader, busy, monkeypatch):
+def test_a_batch_gathers_until_the_driver_wants_one(edge, job, reader, busy, monkeypatch):
     slept, sleep = threading.Event(), time.sleep
 
     def noted(seconds):
@@ -84,7 +87,17 @@ def test_a_backlog_does_not_wait(edge, reader, busy, monkeypatch):
     assert reader.read(busy)[1]["half"] == 110
 
 
-def test_where_little_comes_nothing_waits(edge, reader, busy, monkeypatch):
-    monkeypatch.setattr(source, "BUSY_PER_S", 1e12)
+def test_without_an_interval_nothing_waits(edge, job):
+    reader = made_reader(edge, 0.0)
+    place = reader.initialOffset()
+    for number in range(1, 4):
+        come(edge, 1)
+        _, place = reader.read(place)
+        assert place["half"] == number
+
+
+def test_what_comes_after_a_pause_does_not_wait(edge, reader, busy, monkeypatch):
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 3601.0)
     come(edge, 1)
     assert reader.read(busy)[1]["half"] == 101
