@@ -812,3 +812,12 @@ def test_outstanding_requests_of_one_group_are_bounded(service):
     theirs = service.send(*[b"y"] * 2, group="others")
     service.beat()
     assert service.asked == [*halves[:3], *theirs]
+    assert service.settler.waits_for_answers, "their answers make room: they are settled as they come, whatever settleInterval says"
+
+
+def test_nobody_waits_for_answers_while_no_group_is_full(service):
+    service.use(outstanding_per_group_max=3)
+    service.members.update(orders=always(None))
+    service.send(*[b"x"] * 2)
+    service.beat()
+    assert not service.settler.waits_for_answers
