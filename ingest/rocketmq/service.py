@@ -1,7 +1,7 @@
 """The calls of apache.rocketmq.v2.MessagingService, and what each does with the edge.
 
 Every answer carries a status; gRPC's own status stays OK, or the clients would not show the text. A call is measured by its method
-and its code (escrow_grpc_requests).
+and its code (escrow_grpc_requests). Who calls is known before the call's message is received (`ingest.rocketmq.receiving`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ingest.rocketmq import messaging_pb2 as pb
 from ingest.rocketmq.clients import PUSH_VISIBILITY_S, Client, Clients
 from ingest.rocketmq.codes import OK, Refused
 from ingest.rocketmq.keys import Signatures
+from ingest.rocketmq.receiving import Receiving
 from store.frames import UNIQ_KEY, check_name
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
@@ -55,6 +56,7 @@ class Service:
         self._edge, self._signatures, self._clients = edge, signatures, clients
         self.observe: Observe = lambda method, code, seconds: None
         settings = edge.settings
+        self._receiving = Receiving(settings.request_timeout_ms / 1000)
         self._accepted = [pb.NORMAL] if settings.reject_transactions else [pb.NORMAL, pb.TRANSACTION]
 
     def handler(self) -> Any:
@@ -78,10 +80,10 @@ class Service:
             ),
         }  # fmt: skip
         methods = {
-            name: grpc.unary_unary_rpc_method_handler(self._unary(name, call, answer), _decoder(asked), answer.SerializeToString)
+            name: grpc.stream_unary_rpc_method_handler(self._unary(name, call, answer), _decoder(asked), answer.SerializeToString)
             for name, (call, asked, answer) in unary.items()
         }
-        methods["ReceiveMessage"] = grpc.unary_stream_rpc_method_handler(
+        methods["ReceiveMessage"] = grpc.stream_stream_rpc_method_handler(
             self.receive_message, _decoder(pb.ReceiveMessageRequest), pb.ReceiveMessageResponse.SerializeToString
         )
         methods["Telemetry"] = grpc.stream_stream_rpc_method_handler(
@@ -90,25 +92,26 @@ class Service:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def _unary(self, name: str, call: Callable[[Caller, Any], Awaitable[Any]], answer: Any) -> Callable[[Any, Any], Awaitable[Any]]:
-        """A call as gRPC wants it: identified, answered whatever happens, measured."""
+        """A call as gRPC wants it: identified, received, answered whatever happens, measured."""
 
-        async def handle(request: Any, context: Any) -> Any:
-            began_s = perf_counter()
+        async def handle(_: Any, context: Any) -> Any:
+            began_s, caller = perf_counter(), None
             try:
                 caller = self._caller(context)
+                request = await self._receiving.message(caller.principal.name, context)
                 async with self._held(caller, request, patient=name == "EndTransaction"):
-                    made = await call(caller, _whole(request))
+                    made = await call(caller, request)
             except Exception as error:
-                self._note_denial(context, name, error)
+                self._note_denial(caller, name, error)
                 made = answer(status=codes.of_error(error))
             self.observe(name, _name(made.status.code), perf_counter() - began_s)
             return made
 
         return handle
 
-    def _note_denial(self, context: Any, name: str, error: Exception) -> None:
+    def _note_denial(self, caller: Caller | None, name: str, error: Exception) -> None:
         if isinstance(error, Forbidden | Unauthorized):
-            who = "nobody" if isinstance(error, Unauthorized) else self._caller(context).principal.name
+            who = "nobody" if caller is None else caller.principal.name
             self._edge.denied(who, f"gRPC {name}", str(error))
 
     def _held(self, caller: Caller, request: Any, *, patient: bool = False) -> AbstractAsyncContextManager[None]:
@@ -168,7 +171,7 @@ class Service:
         try:
             caller = self._caller(context)
         except Exception as error:
-            self._note_denial(context, "Telemetry", error)
+            self._note_denial(None, "Telemetry", error)
             status = codes.of_error(error)
             self.observe("Telemetry", _name(status.code), perf_counter() - began_s)
             await context.write(pb.TelemetryCommand(status=status))
@@ -190,7 +193,9 @@ class Service:
         async for command in commands:
             self._clients.seen(caller.principal, caller.client.id)
             try:
-                if not _whole(command).HasField("settings"):
+                if command is None:
+                    raise Refused(pb.BAD_REQUEST, "these bytes are no command")
+                if not command.HasField("settings"):
                     continue  # an answer to a question that Escrow does not ask
                 made = self._settings(command.settings)
             except Exception as error:
@@ -283,15 +288,16 @@ class Service:
         return pb.EndTransactionResponse(status=codes.of_end(answer))
 
     # --- consumers --------------------------------------------------------------------------------------------------------------
-    async def receive_message(self, request: pb.ReceiveMessageRequest, context: Any) -> None:
+    async def receive_message(self, _: Any, context: Any) -> None:
         """The status, the messages, the time of delivery. What could not be written goes to another consumer at once."""
-        began_s, code = perf_counter(), "OK"
+        began_s, code, caller = perf_counter(), "OK", None
         try:
             caller = self._caller(context)
+            request = await self._receiving.message(caller.principal.name, context)
             async with self._held(caller, request):
-                code = await self._receive(caller, _whole(request), context)
+                code = await self._receive(caller, request, context)
         except Exception as error:
-            self._note_denial(context, "ReceiveMessage", error)
+            self._note_denial(caller, "ReceiveMessage", error)
             status = codes.of_error(error)
             code = _name(status.code)
             await context.write(pb.ReceiveMessageResponse(status=status))
@@ -390,12 +396,6 @@ def _decoder(kind: Any) -> Callable[[bytes], Any]:
             return None
 
     return decoded
-
-
-def _whole(request: Any) -> Any:
-    if request is None:
-        raise Refused(pb.BAD_REQUEST, "these bytes are not the message that this call takes")
-    return request
 
 
 def _name(code: int) -> str:
