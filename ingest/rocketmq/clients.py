@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from ingest.errors import EdgeError
 from ingest.rocketmq import messaging_pb2 as pb
 from ingest.rocketmq import wire
 from ingest.rocketmq.keys import Signatures
+from ingest.rocketmq.named import GROUPS_PER_STREAM_MAX, Named
 from ingest.transports import Courier
 from ingest.webhooks import NotHandedOver
 from store.errors import StoreError
@@ -52,7 +53,6 @@ ANSWER_S: Final = 2.0
 WRITE_S: Final = 10.0
 CLIENTS_MAX: Final = 65_536
 STREAMS_PER_CLIENT_MAX: Final = 8
-GROUPS_PER_CLIENT_MAX: Final = 1024
 
 
 class TelemetryCourier(Courier):
@@ -83,8 +83,11 @@ class TelemetryCourier(Courier):
 class Telemetry:
     """One stream of one client, and the couriers that write to it."""
 
-    def __init__(self, edge: Edge, client: Client, principal: Principal, signatures: Signatures, write: Any) -> None:
-        self._edge, self.client, self._principal, self._signatures, self._write = edge, client, principal, signatures, write
+    def __init__(self, clients: Clients, client: Client, principal: Principal, write: Callable[[Any], Awaitable[None]]) -> None:
+        self._edge, self._signatures, self._named = clients.edge, clients.signatures, clients.named
+        self.client, self._principal, self._write, self.signer = client, principal, write, principal.name
+        #: Groups that it named, whether they exist or not.
+        self.named: set[str] = set()
         self.namespace = ""
         self.ended = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -113,19 +116,30 @@ class Telemetry:
                 self.ended.set()
                 raise NotHandedOver(f"the client's stream broke: {type(error).__name__}") from None
 
+    def check(self, groups: Sequence[str]) -> None:
+        """Refused where it may not name so many groups."""
+        self._named.check(self, groups)
+
     def serve(self, groups: Iterable[str]) -> None:
         """Its producer answers for these groups; what its signer may not produce for is left out, and told when it sends."""
         if self._edge.settings.standby or self.ended.is_set():
             return
         for group in groups:
-            if group not in self._couriers and len(self._couriers) < GROUPS_PER_CLIENT_MAX and self._principal.may_produce(group):
-                self._couriers[group] = TelemetryCourier(self._edge, group, self)
-                self._couriers[group].start()
+            if self._principal.may_produce(group):
+                self._named.add(self, group, is_known=self._edge.store.dictionary.group_no(group) is not None)
+
+    def begin(self, group: str) -> None:
+        """The group exists: from now on this client is asked for it."""
+        if group not in self._couriers and len(self._couriers) < GROUPS_PER_STREAM_MAX and not self.ended.is_set():
+            self._couriers[group] = TelemetryCourier(self._edge, group, self)
+            self._couriers[group].start()
 
     def sent_half(self, group: str) -> None:
         """Its producer has sent a half of this group, and is there to be asked about it. Said once: its poll says so afterwards."""
         if group not in self._present:
             self.serve((group,))
+            if group in self.named:
+                self.begin(group)
             if group in self._couriers:
                 self._present.add(group)
                 self._edge.present(group, self.client.id, TelemetryCourier.via)
@@ -147,6 +161,7 @@ class Telemetry:
 
     async def close(self) -> None:
         self.ended.set()
+        self._named.drop(self)
         for id in list(self._asked):
             self.heard(id)
         await asyncio.gather(*[courier.close() for courier in self._couriers.values()], return_exceptions=True)
@@ -180,8 +195,9 @@ class Clients:
     """All clients. Lives in the event loop."""
 
     def __init__(self, edge: Edge, signatures: Signatures, clock_s: Callable[[], float]) -> None:
-        self._edge, self._signatures, self._clock_s = edge, signatures, clock_s
+        self.edge, self.signatures, self._clock_s = edge, signatures, clock_s
         self._clients: dict[tuple[str, str], Client] = {}
+        self.named = Named(edge.known_groups)
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         #: Of streams that have ended.
@@ -221,7 +237,7 @@ class Clients:
 
     # --- streams ------------------------------------------------------------------------------------------------------------------
     def open(self, client: Client, principal: Principal, write: Callable[[Any], Awaitable[None]]) -> Telemetry:
-        stream = Telemetry(self._edge, client, principal, self._signatures, write)
+        stream = Telemetry(self, client, principal, write)
         client.streams.append(stream)
         if len(client.streams) > STREAMS_PER_CLIENT_MAX:
             client.streams[0].ended.set()
@@ -251,7 +267,7 @@ class Clients:
         """The address that the client called, in the spelling that is its turn."""
         now_s = self._clock_s()
         if client.spelling is None:
-            client.spelling = self._edge.store.page[EdgeSlot.EPOCH] & 1
+            client.spelling = self.edge.store.page[EdgeSlot.EPOCH] & 1
         elif not client.streams and now_s - client.told_s >= RESPELL_AFTER_S:
             client.spelling ^= 1
         client.told_s = now_s
@@ -276,15 +292,16 @@ class Clients:
         for receipt, (topic, group, _) in client.in_hand.items():
             places.setdefault((topic, group), []).append(receipt)
         client.in_hand.clear()
-        most = self._edge.settings.max_messages_per_request
+        most = self.edge.settings.max_messages_per_request
         for (topic, group), receipts in places.items():
             for first in range(0, len(receipts), most):
                 with contextlib.suppress(EdgeError, StoreError):  # they lapse by themselves
-                    await self._edge.consumption.change_visibility(topic, group, receipts[first : first + most], 0.0)
+                    await self.edge.consumption.change_visibility(topic, group, receipts[first : first + most], 0.0)
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
+            self.named.look()
             now_s = self._clock_s()
             # The one that was heard of last stands last.
             silent = itertools.takewhile(lambda found: now_s - found[1].seen_s >= SILENT_S, self._clients.items())  # noqa: B023
@@ -299,6 +316,7 @@ class Clients:
         return {
             "clients": len(clients),
             "streams": len(streams),
+            "groups_awaited": self.named.awaited,
             "in_hand": sum(len(client.in_hand) for client in clients),
             "checks_handed_over": self._handed_over + sum(stream.handed_over for stream in streams),
             "checks_failed": self._failures + sum(stream.failures for stream in streams),

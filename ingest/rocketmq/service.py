@@ -198,14 +198,16 @@ class Service:
                 if not command.HasField("settings"):
                     continue  # an answer to a question that Escrow does not ask
                 made = self._settings(command.settings)
+                topics = command.settings.publishing.topics
+                groups = [wire.name_of(topic) for topic in topics]
+                stream.check(groups)
             except Exception as error:
                 await stream.write(pb.TelemetryCommand(status=codes.of_error(error)))
                 raise
             await stream.write(pb.TelemetryCommand(status=OK, settings=made))
             if command.settings.HasField("publishing"):
-                topics = command.settings.publishing.topics
                 stream.namespace = topics[0].resource_namespace if topics else ""
-                stream.serve([check_name(wire.name_of(topic), "topic") for topic in topics])
+                stream.serve(groups)
 
     def _settings(self, given: pb.Settings) -> pb.Settings:
         """What the client said, and what Escrow wants of it."""

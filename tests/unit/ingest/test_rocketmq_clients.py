@@ -18,9 +18,10 @@ from ingest.access import ANONYMOUS, Access, Principal
 from ingest.errors import TokensUnusable, Unauthorized
 from ingest.grants import EVERYTHING
 from ingest.rocketmq import clients as module
-from ingest.rocketmq import keys
+from ingest.rocketmq import keys, named
 from ingest.rocketmq import messaging_pb2 as pb
 from ingest.rocketmq.clients import Clients, spell
+from ingest.rocketmq.codes import Refused
 from ingest.rocketmq.keys import Key, Signatures
 from tests.support.edge_world import settings_for, world
 
@@ -403,3 +404,53 @@ def test_a_broken_file_leaves_the_keys_in_force(guarded, tmp_path):
     signatures._watched._looked_at_s = 0.0
     assert signatures.principal(signed(key, secret), NOW_S).name == "orders-service"
     assert "not valid TOML" in signatures.problem
+
+
+# --- groups that streams name -----------------------------------------------------------------------------------------------------
+def test_invented_groups_cost_no_courier_until_they_exist(tmp_path):
+    """Somebody else sends the first half of a group that a stream has named before: the stream is asked about it."""
+
+    async def play():
+        async with world(tmp_path) as w, clients_of(w, Clock()) as clients:
+            written: list[pb.TelemetryCommand] = []
+
+            async def write(command):
+                written.append(command)
+
+            stream = clients.open(clients.seen(ANONYMOUS, "me"), ANONYMOUS, write)
+            tasks = len(asyncio.all_tasks())
+            stream.serve(["g", *(f"invented{number}" for number in range(500))])
+            assert len(asyncio.all_tasks()) == tasks
+            assert clients.figures()["groups_awaited"] == 501
+            await w.half()
+            await w.until(lambda: "g" in w.edge.live_groups())
+            w.round()
+            await w.until(lambda: written)
+            assert clients.figures()["groups_awaited"] == 500
+            await clients.ended(stream)
+            assert clients.figures()["groups_awaited"] == 0
+
+    asyncio.run(play())
+
+
+def test_a_stream_and_a_signer_name_so_many_groups_and_no_more(tmp_path, monkeypatch):
+    async def play():
+        async with world(tmp_path) as w, clients_of(w, Clock()) as clients:
+
+            async def write(command):
+                pass
+
+            streams = [clients.open(clients.seen(ANONYMOUS, f"c{number}"), ANONYMOUS, write) for number in range(2)]
+            monkeypatch.setattr(named, "GROUPS_PER_STREAM_MAX", 4)
+            monkeypatch.setattr(named, "GROUPS_PER_SIGNER_MAX", 6)
+            streams[0].check(list("abcd"))
+            streams[0].serve("abcd")
+            streams[0].check(list("abcd"))  # the same again
+            with pytest.raises(Refused, match=r"publishing\.topics: a client names 4 topics at most"):
+                streams[0].check(["e"])
+            with pytest.raises(Refused, match=r"publishing\.topics: all clients of .* name more than 6"):
+                streams[1].check(list("abc"))
+            await clients.ended(streams[0])
+            streams[1].check(list("abc"))
+
+    asyncio.run(play())

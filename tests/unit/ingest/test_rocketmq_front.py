@@ -304,6 +304,7 @@ def test_settings_are_answered_with_what_clients_need(call, topic):
         ({"client_type": pb.PRODUCER}, pb.BAD_REQUEST),
         ({"client_type": pb.LITE_PUSH_CONSUMER, "subscription": {}}, pb.UNRECOGNIZED_CLIENT_TYPE),
         ({"client_type": pb.PRODUCER, "publishing": {"topics": [{"name": "no!"}]}}, pb.ILLEGAL_TOPIC),
+        ({"client_type": pb.PRODUCER, "publishing": {"topics": [{"name": f"t{n}"} for n in range(1025)]}}, pb.BAD_REQUEST),
         ({"client_type": pb.PUSH_CONSUMER, "subscription": {"group": {"name": "no!"}}}, pb.ILLEGAL_CONSUMER_GROUP),
     ],
 )
