@@ -235,7 +235,9 @@ class CheckDelivery:
         ]
 
     def _ask_now(self, half_offset: int, row: Any) -> tuple[str, str]:
-        ended = self._store.end_of(half_offset)
+        ended = self._store.durable_end_of(half_offset)
+        if self._store.end_of(half_offset) and not ended:
+            return "refused", "its end is being written down: look again"
         if ended or state_of(int(row["word"])) != State.PREPARED:
             state = State(ended or state_of(int(row["word"]))).name.lower()
             return "refused", f"it is {state}" + (": resume it first" if state.startswith("discarded") else "")

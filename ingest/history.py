@@ -13,7 +13,7 @@ from ingest.deliveries import shown_properties
 from store.edge import EdgeStore
 from store.errors import Corrupt, StoreError
 from store.frames import KEYS, TAGS, Frame
-from store.published import JobSlot
+from store.published import EdgeSlot, JobSlot
 from store.reader import LogReader, TopicReader
 from store.records import OpKind, State, Via, check_count_of, queue_key_of, queue_offset_of, topic_of_key
 
@@ -100,7 +100,7 @@ class Histories:
 
     def of(self, half_offset: int) -> Transaction:
         with self._lock:
-            if not self._store.half_begin <= half_offset < self._store.half_end:
+            if not self._store.half_begin <= half_offset < self._store.page[EdgeSlot.HALF_END]:
                 return Transaction(half_offset, "GONE")
             try:
                 frame = self._store.read_half(half_offset)
@@ -132,7 +132,7 @@ class Histories:
         dictionary = self._store.dictionary
         return Transaction(
             half_offset,
-            State(self._store.end_of(half_offset) or State.PREPARED).name,
+            State(self._store.durable_end_of(half_offset) or State.PREPARED).name,
             dictionary.groups[frame.fields["group_no"]],
             dictionary.topics[frame.fields["topic_no"]],
             frame.properties.get(KEYS, ""),

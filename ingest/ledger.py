@@ -6,7 +6,8 @@ Two threads, so that the event loop never waits for the disk and a hand-out neve
     flusher    one flush for all that was written before it began; acknowledgements are told then: they survive the machine
 
 Records keep the order in which they were handed in. When the journal has grown far beyond what is in force, the pen writes it anew;
-meanwhile records wait, the event loop does not. A write that finds no room is the caller's to repeat; a failed flush ends the edge.
+meanwhile records wait, the event loop does not. A write that finds no room is the caller's to repeat, and what it was to say is written
+before anything else, so that a repetition is answered from the journal and not from memory; a failed flush ends the edge.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 from ingest.errors import Closing, EdgeFailed
 from ingest.threads import tellable
-from store.consumers import ConsumerRecord, Consumers
+from store.consumers import ConsumerKind, ConsumerRecord, Consumers
 from store.errors import FlushFailed, StoreError
 
 
@@ -30,6 +31,40 @@ class _Note:
     records: Sequence[ConsumerRecord]
     durable: bool
     future: asyncio.Future[None]
+
+
+class Owed:
+    """Records that met a full disk. Their callers were told so, but what they did in memory stands: said again, it is "done" at once,
+    and that must be true in the journal first. Hand-outs are not owed: whoever met the full disk has given them back."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[int, int], list[ConsumerRecord]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def add(self, records: Sequence[ConsumerRecord]) -> None:
+        """Only what still counts is kept, so that callers who try again and again use no memory."""
+        for record in records:
+            place, at = (record.group_no, record.queue_key), record.queue_offset
+            kept = self._of.get(place, [])
+            if record.kind == ConsumerKind.SEEK:
+                self._of[place] = [record]
+            elif record.kind == ConsumerKind.OFFSET:
+                still = [each for each in kept if each.kind == ConsumerKind.SEEK or _is_ahead(each, at)]
+                self._of[place] = [*still, record]
+            elif record.kind == ConsumerKind.DONE:
+                self._of[place] = [*kept, record]
+
+    def records(self) -> list[ConsumerRecord]:
+        return [record for records in self._of.values() for record in records]
+
+    def clear(self) -> None:
+        self._of.clear()
+
+
+def _is_ahead(record: ConsumerRecord, queue_offset: int) -> bool:
+    return record.kind == ConsumerKind.DONE and record.queue_offset >= queue_offset
 
 
 class Ledger:
@@ -45,6 +80,8 @@ class Ledger:
         self._file = threading.Lock()
         self._closing = self._pen_ended = False
         self._failed = ""
+        #: What callers' memory says and the journal does not, for lack of room: written before anything else is.
+        self._owed = Owed()
         self.writes = self.flushes = 0
         self._threads = [
             threading.Thread(target=self._run, args=(work,), name=f"consumers-{name}", daemon=True)
@@ -118,10 +155,12 @@ class Ledger:
         records = [record for note in notes for record in note.records]
         try:
             self._refuse_after_failure()
-            if records:
-                self._consumers.write(records)
+            if records or self._owed:
+                self._consumers.write([*self._owed.records(), *records])
+                self._owed.clear()
                 self.writes += 1
         except BaseException as error:
+            self._owed.add(records)
             self._give_up_unless_room(error)
             self._loop.call_soon_threadsafe(self._tell, notes, error)
             return

@@ -174,7 +174,7 @@ class Operator:
             work.counts[work.results[-1].result] += rest
 
     def _foreseen(self, action: str, half_offset: int) -> tuple[str, str]:
-        ended = self._store.end_of(half_offset)
+        ended = self._store.durable_end_of(half_offset)
         if action == "check":
             return ("refused", f"it is {State(ended).name.lower()}") if ended else ("accepted", "")
         if ended in _DISCARDED and action != "resume":

@@ -141,7 +141,7 @@ class EdgeStore:
         self._store_host, self._store_port = store_host, store_port
         self._on_publish, self._dedup_window_s = on_publish, dedup_window_s
         shape = self.directory.geometry
-        room = shape.commit_log_segment_bytes - frames.HALF_HEAD.itemsize - PROPERTIES_ROOM_BYTES
+        self._body_room_bytes = room = shape.commit_log_segment_bytes - frames.HALF_HEAD.itemsize - PROPERTIES_ROOM_BYTES
         self.max_body_bytes = min(MAX_BODY_BYTES, room) if max_body_bytes is None else max_body_bytes
         if self.max_body_bytes > room:
             raise InvalidRecord(
@@ -355,8 +355,10 @@ class EdgeStore:
         body, queue_id, code, immunity_s = message.body, message.queue_id, 0, message.immunity_s
         if immunity_s:
             immunity_s = min(max(immunity_s, 0), IMMUNITY_MAX_S)
-        if len(body) > self.max_body_bytes:
-            raise BodyTooLarge(f"body: {len(body)} bytes; at most {self.max_body_bytes} (maxBodySize) are taken")
+        # What the store moves itself (a dead letter, a replay) was taken once: a limit that was lowered since must not hold it up.
+        limit_bytes = self._body_room_bytes if message.own else self.max_body_bytes
+        if len(body) > limit_bytes:
+            raise BodyTooLarge(f"body: {len(body)} bytes; at most {limit_bytes} (maxBodySize) are taken")
         if queue_id is not None and not 0 <= queue_id < queues:
             raise InvalidRecord(f"queue_id: {queue_id}; {message.topic} has queues 0 to {queues - 1}")
         if properties := message.properties:
@@ -637,8 +639,13 @@ class EdgeStore:
         return frame
 
     # --- what waits for the flush ---------------------------------------------------------------------------------------
+    def durable_end_of(self, half_offset: int) -> int:
+        """The half's end as of the last op that is flushed: what may be told to others."""
+        return self.ends_table[half_offset]
+
     def end_of(self, half_offset: int) -> int:
-        """The half's end as of the last op in the log, flushed or not: 0 while it is open, otherwise its State."""
+        """The half's end as of the last op in the log, flushed or not: 0 while it is open, otherwise its State. To judge by, not to
+        tell: a flush that fails takes it back."""
         waiting = self._marks.get(half_offset)
         return self.ends_table[half_offset] if waiting is None else waiting[1]
 

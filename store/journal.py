@@ -5,7 +5,10 @@ record
       4  u32  crc            CRC-32 of the payload, started with the low 32 bits of the record's own offset
       8  …    payload
 
-The journal ends at the first record that is not whole and valid; its writer cuts what lies behind when it opens.
+The journal ends at the first record that is not whole and valid. Behind it lies a torn tail, which its writer cuts when it opens; or
+damage, which nobody may cut: `survey` tells them apart. A valid record behind the first invalid bytes was written after them, and a
+record's own CRC, which knows its place, makes that certain. The exception is a power failure before a flush: it may keep a later
+page and lose an earlier one, which then reads as zeros. What was flushed before (`flushed_bytes`) is never a torn tail.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +27,8 @@ from store.errors import Corrupt, FlushFailed, StoreUnusable
 HEAD: Final = struct.Struct("<II")
 assert HEAD.size == 8
 PAYLOAD_MAX_BYTES: Final = 1 << 24
+PAGE_BYTES: Final = 4096
+_ZERO_PAGE: Final = bytes(PAGE_BYTES)
 
 
 def encode(payload: bytes, offset: int) -> bytes:
@@ -41,20 +47,87 @@ def decode(content: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
         yield offset, payload
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What lies in a journal's file. `end`: behind the last record before anything invalid; `damaged`: what follows there is no
+    torn tail; `payloads`: of all valid records, those behind the damage too."""
+
+    payloads: list[bytes]
+    end: int
+    size_bytes: int
+    damaged: bool
+    content: bytes
+
+    def crc(self, size_bytes: int) -> int:
+        """Of the first bytes of the file."""
+        return zlib.crc32(memoryview(self.content)[:size_bytes])
+
+
+def survey(path: Path, flushed_bytes: int = 0) -> Survey:
+    """Read a journal around damage. Nothing is changed."""
+    content = read(path)
+    payloads, end, damaged, at = list[bytes](), 0, False, 0
+    while at < len(content):
+        stop = at
+        for stop, payload in decode(content, at):
+            payloads.append(payload)
+        following = _next_valid(content, stop + 1)
+        if not damaged:
+            end = stop
+            behind = following < len(content) and not _has_zero_page(content, stop, following)
+            damaged = stop < len(content) and (behind or stop < flushed_bytes)
+        if not damaged:
+            break
+        at = following
+    return Survey(payloads, end, len(content), damaged or end < flushed_bytes, content)
+
+
+def read(path: Path) -> bytes:
+    """The whole file; nothing where there is none."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise disk.unusable(error, path) from error
+
+
+def _next_valid(content: bytes, at: int) -> int:
+    """The next place where a valid record lies, the end of the file if there is none."""
+    while at + HEAD.size < len(content):
+        size, crc = HEAD.unpack_from(content, at)
+        stop = at + HEAD.size + size
+        if 0 < size <= PAYLOAD_MAX_BYTES and stop <= len(content):
+            if zlib.crc32(memoryview(content)[at + HEAD.size : stop], at & 0xFFFFFFFF) == crc:
+                return at
+        at += 1
+    return len(content)
+
+
+def _has_zero_page(content: bytes, first: int, stop: int) -> bool:
+    """Whether a whole page between these places reads as zeros: one that was never written."""
+    begin = first - first % PAGE_BYTES
+    return any(content[at : at + PAGE_BYTES] == _ZERO_PAGE for at in range(begin, stop, PAGE_BYTES))
+
+
 class Journal:
     """Append and read. A reader calls `read_new` again to see what came since."""
 
     def __init__(self, path: Path, point: str, *, writable: bool = False) -> None:
         self.path, self.point, self.end = path, point, 0
         self._fd = -1
+        self._failure: StoreUnusable | None = None
         if writable:
             if not path.exists():
                 disk.replace_file(path, b"", point)
             self._fd = disk.open_file(path, True)
 
     def recover(self) -> list[bytes]:
-        """Writer: all payloads; what lies behind the last valid record is cut off."""
-        payloads = self.read_new()
+        """Writer: all payloads; a torn tail behind the last valid record is cut off. Corrupt where it is damage instead."""
+        found = survey(self.path)
+        if found.damaged:
+            raise damage(self.path, found.end)
+        payloads, self.end = found.payloads, found.end
         if payloads:
             # The last record's writer may have died before its flush, or of a failed one: write it again.
             last = self.end - HEAD.size - len(payloads[-1])
@@ -68,13 +141,7 @@ class Journal:
 
     def read_new(self) -> list[bytes]:
         """Payloads appended since the last call."""
-        try:
-            content = self.path.read_bytes()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise disk.unusable(error, self.path) from error
-        found = list(decode(content, self.end))
+        found = list(decode(read(self.path), self.end))
         if found:
             self.end = found[-1][0]
         return [payload for _, payload in found]
@@ -84,15 +151,20 @@ class Journal:
         try:
             with self.path.open("rb") as file:
                 file.seek(offset)
-                size, _ = HEAD.unpack(file.read(HEAD.size))
-                return file.read(size)
+                size, crc = HEAD.unpack(file.read(HEAD.size))
+                payload = file.read(min(size, PAYLOAD_MAX_BYTES))
         except OSError as error:
             raise disk.unusable(error, self.path) from error
+        except struct.error as error:
+            raise damage(self.path, offset) from error
+        if zlib.crc32(payload, offset & 0xFFFFFFFF) != crc:
+            raise damage(self.path, offset)
+        return payload
 
     def append(self, payloads: Sequence[bytes]) -> None:
         """Append records and make them durable."""
         end = self._write(payloads)
-        disk.flush(self._fd, self.point, self.path)
+        self.flush()
         self.end = end
 
     def write(self, payloads: Sequence[bytes]) -> None:
@@ -100,15 +172,35 @@ class Journal:
         self.end = self._write(payloads)
 
     def _write(self, payloads: Sequence[bytes]) -> int:
-        data, end = bytearray(), self.end
+        if self._failure is not None:
+            raise FlushFailed(f"refused since an earlier failure: {self._failure}") from self._failure
+        data = bytearray()
         for payload in payloads:
-            data += encode(payload, end + len(data))
-        disk.write(self._fd, data, self.end, self.point, self.path)
+            data += encode(payload, self.end + len(data))
+        try:
+            disk.write(self._fd, data, self.end, self.point, self.path)
+        except StoreUnusable:
+            self._take_back()
+            raise
         return self.end + len(data)
 
+    def _take_back(self) -> None:
+        """A write that the disk cut short: whole records of it must not stand behind `end`, where a later, shorter write would leave
+        them to be taken for written. A shorter file needs no room; where even that fails, nothing more is written here."""
+        try:
+            with disk.step(f"{self.point}.take_back", self.path):
+                os.ftruncate(self._fd, self.end)
+        except StoreUnusable as error:
+            self._failure = error
+            raise FlushFailed(f"{error}; reopen the store to find out what is written") from error
+
     def flush(self) -> None:
-        """Make all that was written durable."""
-        disk.flush(self._fd, self.point, self.path)
+        """Make all that was written durable. A failed flush is never tried again: a second one would prove nothing."""
+        try:
+            disk.flush(self._fd, self.point, self.path)
+        except FlushFailed as error:
+            self._failure = error
+            raise
 
     def replace(self, payloads: Sequence[bytes]) -> None:
         """Write the journal anew with these records (compaction)."""
@@ -130,6 +222,15 @@ class Journal:
         if self._fd >= 0:
             disk.close_file(self._fd)
             self._fd = -1
+
+
+def damage(path: Path, offset: int) -> Corrupt:
+    return Corrupt(
+        path,
+        offset,
+        "damaged: valid records lie behind bytes that are none, and nothing is cut. Put the file back from a backup; "
+        "or keep what can be read of it (escrow store repair)",
+    )
 
 
 def check_whole(path: Path) -> None:

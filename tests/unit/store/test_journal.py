@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 from store import disk
-from store.errors import Corrupt, FlushFailed
-from store.journal import Journal, check_whole
+from store.errors import Corrupt, FlushFailed, StoreUnusable
+from store.journal import Journal, check_whole, survey
 
 
 @pytest.fixture
@@ -98,3 +101,91 @@ def test_replace_writes_it_anew(path):
     journal.replace([b"b"])
     journal.append([b"d"])
     assert Journal(path, "journal").read_new() == [b"b", b"d"]
+
+
+def flipped(path, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0x40
+    path.write_bytes(content)
+
+
+def test_damage_before_a_valid_record_is_refused_and_nothing_is_cut(path):
+    written(path, b"first", b"second")
+    whole = written(path, b"third")
+    for at in range(len(whole) - 8 - len(b"third")):
+        flipped(path, at)
+        damaged = path.read_bytes()
+        journal = Journal(path, "journal", writable=True)
+        with pytest.raises(Corrupt, match="escrow store repair"):
+            journal.recover()
+        journal.close()
+        assert path.read_bytes() == damaged
+        assert survey(path).payloads[-1] == b"third"
+        path.write_bytes(whole)
+
+
+def test_what_is_known_to_be_flushed_is_never_a_torn_tail(path):
+    whole = written(path, b"first", b"second")
+    flipped(path, len(whole) - 1)
+    assert not survey(path).damaged  # for all anybody knows, its writer died
+    assert survey(path, len(whole)).damaged
+    path.write_bytes(whole[:13])
+    assert survey(path, len(whole)).damaged
+    path.write_bytes(b"")
+    assert survey(path, len(whole)).damaged
+
+
+def test_a_page_that_a_power_failure_took_is_a_torn_tail(path):
+    """Written without a flush, a later page may reach the disk and an earlier one not: it reads as zeros."""
+    whole = written(path, b"a" * 100)
+    written(path, *[b"b" * 1000] * 12)
+    content = bytearray(path.read_bytes())
+    content[4096:8192] = bytes(4096)
+    path.write_bytes(content)
+    journal = Journal(path, "journal", writable=True)
+    assert journal.recover() == [b"a" * 100, *[b"b" * 1000] * 3]
+    assert len(whole) < path.stat().st_size < 4096
+
+
+def test_a_write_that_was_cut_short_leaves_no_record_behind_the_end(path, monkeypatch):
+    journal = Journal(path, "journal", writable=True)
+    journal.append([b"kept"])
+    pwrite, passes = os.pwrite, []
+
+    def short(fd, data, offset):
+        passes.append(offset)
+        if len(passes) > 1:
+            raise OSError(errno.ENOSPC, "no space")
+        return pwrite(fd, bytes(data)[:30], offset)
+
+    monkeypatch.setattr(os, "pwrite", short)
+    with pytest.raises(StoreUnusable):
+        journal.append([b"1234567", b"7654321", b"x" * 100])
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    journal.append([b"abcdefg"])  # as long as the first of those that failed
+    journal.close()
+    assert Journal(path, "journal", writable=True).recover() == [b"kept", b"abcdefg"]
+
+
+def test_where_a_short_write_cannot_be_taken_back_nothing_more_is_written(path):
+    journal = Journal(path, "journal", writable=True)
+    journal.append([b"kept"])
+    disk.arm("journal.write", "ENOSPC")
+    real, journal._fd = journal._fd, os.open(path, os.O_RDONLY)  # cannot be shortened
+    with pytest.raises(FlushFailed):
+        journal.append([b"lost"])
+    os.close(journal._fd)
+    journal._fd = real
+    with pytest.raises(FlushFailed, match="earlier failure"):
+        journal.append([b"refused"])
+    assert Journal(path, "journal").read_new() == [b"kept"]
+
+
+def test_after_a_failed_flush_nothing_is_written_any_more(path):
+    journal = Journal(path, "journal", writable=True)
+    disk.arm("journal.flush", "EIO")
+    with pytest.raises(FlushFailed):
+        journal.append([b"doubtful"])
+    disk.arm(None)
+    with pytest.raises(FlushFailed, match="earlier failure"):
+        journal.append([b"refused"])
