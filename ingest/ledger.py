@@ -6,8 +6,8 @@ Two threads, so that the event loop never waits for the disk and a hand-out neve
     flusher    one flush for all that was written before it began; acknowledgements are told then: they survive the machine
 
 Records keep the order in which they were handed in. When the journal has grown far beyond what is in force, the pen writes it anew;
-meanwhile records wait, the event loop does not. A write that finds no room is the caller's to repeat, and what it was to say is written
-before anything else, so that a repetition is answered from the journal and not from memory; a failed flush ends the edge.
+meanwhile records wait, the event loop does not. A write that finds no room is the caller's to repeat. What it was to say is
+written before anything else, so that a repetition is answered from the journal. A failed flush ends the edge.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _Note:
 
 
 class Owed:
-    """Records that met a full disk. Their callers were told so, but what they did in memory stands: said again, it is "done" at once,
-    and that must be true in the journal first. Hand-outs are not owed: whoever met the full disk has given them back."""
+    """Records that met a full disk. Their callers were told so, but what they did in memory stands: said again, it is "done" at
+    once, and that must be true in the journal first. Hand-outs are not owed: whoever met the full disk has given them back."""
 
     def __init__(self) -> None:
         self._of: dict[tuple[int, int], list[ConsumerRecord]] = {}

@@ -28,6 +28,7 @@ from store.errors import Corrupt
 from store.frames import SYSTEM_PREFIX
 from store.journal import HEAD, Journal
 
+NAME: Final = "audit"
 #: Ids of one action that are written down; `matched` says how many there were.
 IDS_MAX: Final = 100
 ANCHOR_TOPIC: Final = f"{SYSTEM_PREFIX}audit"
@@ -76,7 +77,7 @@ class Audit:
     """Append and read. Records are numbered from 0 on; in memory is only where each begins."""
 
     def __init__(self, path: Path, *, writable: bool = False) -> None:
-        self._journal = Journal(path, "audit", writable=writable)
+        self._journal = Journal(path, NAME, writable=writable)
         self._starts: list[int] = []
         self._end = 0
         #: The outcome of each intent, by number.

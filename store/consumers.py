@@ -26,6 +26,7 @@ from typing import Final
 
 from store.journal import Journal
 
+NAME: Final = "consumers"
 RECORD: Final = struct.Struct("<BBHiqqq")
 assert RECORD.size == 32
 COMPACT_FROM: Final = 65_536
@@ -77,7 +78,7 @@ class Consumers:
     """Progress of every group in every queue."""
 
     def __init__(self, path: Path, *, writable: bool = False) -> None:
-        self._journal = Journal(path, "consumers", writable=writable)
+        self._journal = Journal(path, NAME, writable=writable)
         self.progress: dict[tuple[int, int], Progress] = {}
         self._written = 0
         for payload in self._journal.recover() if writable else self._journal.read_new():

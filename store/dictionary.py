@@ -8,7 +8,7 @@ A journal (`journal.py`) whose payloads are
       8  …    name       UTF-8 · MAKER: name of the token that made it
 
 Numbers instead of hashes: a hash confuses "Aa" with "BB". Writer: the edge, before the first frame that uses a number.
-Rebuilt from: the names that frames carry in PGROUP and REAL_TOPIC.
+Rebuilt from: the names that frames carry in PGROUP and REAL_TOPIC (`names.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from store.errors import IllegalName, InvalidRecord
-from store.frames import check_name
+from store.frames import LOST_PREFIX, check_name
 from store.journal import Journal
 from store.records import QUEUES_PER_TOPIC_MAX, TOPIC_NO_MAX
 
@@ -43,6 +43,21 @@ MakerOf = Callable[[NameKind, str], str]
 
 def nobody(_kind: NameKind, _name: str) -> str:
     return ""
+
+
+def encode(kind: NameKind, queues: int, number: int, name: str) -> bytes:
+    return RECORD.pack(kind, queues, 0, number) + name.encode()
+
+
+def decode(payload: bytes) -> tuple[int, int, int, str]:
+    """(kind, queues, number, name)."""
+    kind, queues, _, number = RECORD.unpack_from(payload)
+    return kind, queues, number, payload[RECORD.size :].decode()
+
+
+def stand_in(number: int) -> str:
+    """Stands for a name that was lost, of a number that nothing uses any more. Nobody gets that number by asking for this name."""
+    return f"{LOST_PREFIX}{number}"
 
 
 class Dictionary:
@@ -67,13 +82,14 @@ class Dictionary:
             self._learn(payload)
 
     def _learn(self, payload: bytes) -> None:
-        kind, queues, _, number = RECORD.unpack_from(payload)
-        name = payload[RECORD.size :].decode()
+        kind, queues, number, name = decode(payload)
         if kind == NameKind.GROUP and number == len(self.groups):
-            self._group_no[name] = number
+            if name != stand_in(number):
+                self._group_no[name] = number
             self.groups.append(name)
         elif kind == NameKind.TOPIC and number == len(self.topics):
-            self._topic_no[name] = number
+            if name != stand_in(number):
+                self._topic_no[name] = number
             self.topics.append(name)
             self.queues.append(queues)
         elif kind == NameKind.MAKER and queues in (NameKind.GROUP, NameKind.TOPIC):
@@ -111,15 +127,10 @@ class Dictionary:
         payloads += _payloads(NameKind.TOPIC, queues, len(self.topics), new_topics, maker_of)
         self._append(payloads)
 
-    def restore(self, kind: NameKind, number: int, name: str, queues_min: int = 0) -> None:
-        """A frame uses this number for this name, but the dictionary was lost. Numbers before it whose names no frame has told
-        yet get a stand-in, so that none is given to another name."""
-        names = self.groups if kind == NameKind.GROUP else self.topics
-        if number < len(names):
-            return
-        queues = 0 if kind == NameKind.GROUP else max(self.default_queues, queues_min)
-        lost = [f"%lost-{lost}" for lost in range(len(names), number)]
-        self._append(_payloads(kind, queues, len(names), [*lost, name], nobody))
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Writer: (bytes, their CRC) that are durable."""
+        return self._journal.end, self._journal.crc
 
     def _append(self, payloads: list[bytes]) -> None:
         if payloads:
@@ -135,7 +146,7 @@ def _payloads(kind: NameKind, queues: int, first: int, names: Iterable[str], mak
     """Records of names with numbers from `first` on, each followed by who made it."""
     found = []
     for number, name in enumerate(names, first):
-        found.append(RECORD.pack(kind, queues, 0, number) + name.encode())
+        found.append(encode(kind, queues, number, name))
         if maker := maker_of(kind, name):
-            found.append(RECORD.pack(NameKind.MAKER, kind, 0, number) + maker.encode())
+            found.append(encode(NameKind.MAKER, kind, number, maker))
     return found

@@ -28,7 +28,7 @@ from zlib import crc32
 
 import numpy as np
 
-from store import disk, frames
+from store import dictionary, disk, ends_recovery, frames, journals, names
 from store.commit_log import CommitLog, GroupCommit, Placed, doubt
 from store.consume_queue import ASKED_TAG, ConsumeQueue, make_entries
 from store.dedup import Dedup, Known, digest_of
@@ -156,7 +156,12 @@ class EdgeStore:
             raise
 
     def _open(self, root: Path, shape: Geometry, default_queues: int, progress: Progress) -> None:
-        self.dictionary = Dictionary(root / "dictionary", writable=True, default_queues=default_queues)
+        checkpoint = _checkpoint_of(root)
+        journals.check(root, checkpoint)
+        doubted, self._progress = names.why_doubted(self.directory, checkpoint), progress
+        if doubted:
+            names.learn_again(self.directory, _queue_keys(checkpoint), default_queues, progress)
+        self.dictionary = Dictionary(root / dictionary.NAME, writable=True, default_queues=default_queues)
         self.log = CommitLog(self.directory.commit_log, shape.commit_log_segment_bytes, writable=True)
         self.runway = Runway(self.directory.commit_log, shape.commit_log_segment_bytes)
         entries = shape.log_queue_entries_per_file
@@ -185,12 +190,21 @@ class EdgeStore:
         self.ended: Counter[OpKind] = Counter()
         self._checkpointed = 0
         self.recovery = recover(self, progress)
+        if doubted:
+            self.recovery.damage.append((0, 0, f"{doubted}; made anew from its records and the names in the commit log"))
         #: Which stores this one descends from, and what of them it holds.
         self.lineage = Lineage.read(root, self.directory.store_id).settled(root, self.half_end, self.next_offset)
         self._commit.flushed = self.log.end
         self.page[EdgeSlot.LOG_BEGIN], self.page[EdgeSlot.OP_BEGIN] = self.log.file.begin, self.op_queue.begin
         self._publish((self.log.end, self.half_end, self.op_end))
         self.page[EdgeSlot.EPOCH] += 1
+
+    def learn_names_again(self) -> None:
+        """Recovery: the dictionary lacks names that the log has."""
+        default_queues = self.dictionary.default_queues
+        self.dictionary.close()
+        names.learn_again(self.directory, self.next_offset, default_queues, self._progress)
+        self.dictionary = Dictionary(self.directory.root / dictionary.NAME, writable=True, default_queues=default_queues)
 
     # --- taking halves and messages ---------------------------------------------------------------------------------
     def prepare(self, messages: Sequence[Message], now_ms: int) -> Sequence[int]:
@@ -763,6 +777,7 @@ class EdgeStore:
                     "half_begin": self.half_begin,
                     "positions": sorted(self.next_offset.items()),
                     "clean": clean,
+                    journals.KEY: journals.extents(self.directory.root, self.dictionary.extent, clean=clean),
                 }
             self._commit.check()
             try:
@@ -774,6 +789,8 @@ class EdgeStore:
                 # The pages may be lost while they look clean: no later checkpoint may vouch for them.
                 self._commit.fail(error)
                 raise
+            if clean:
+                state["ends"] = ends_recovery.crc_of(self, state["half_end"])
             disk.write_json(self.directory.root / CHECKPOINT, state, CHECKPOINT)
             # The job removes rows behind it: after a power failure this side must not take ops about them again.
             self.page[EdgeSlot.HALF_BEGIN] = state["half_begin"]
@@ -836,6 +853,18 @@ class EdgeStore:
             self.close()
         else:
             self._release()
+
+
+def _checkpoint_of(root: Path) -> dict[str, Any] | None:
+    """The checkpoint; None where there is none that can be read: recovery says so."""
+    try:
+        return disk.read_json(root / CHECKPOINT)
+    except Corrupt:
+        return None
+
+
+def _queue_keys(checkpoint: dict[str, Any] | None) -> list[int]:
+    return [int(key) for key, _ in (checkpoint or {}).get("positions", [])]
 
 
 class _Doubtful:

@@ -20,11 +20,10 @@ from zlib import crc32
 
 import numpy as np
 
-from store import disk, frames
+from store import disk, ends_recovery, frames, names
 from store.catalogue import Catalogue
 from store.consume_queue import ASKED_TAG, ConsumeQueue
 from store.dedup import Known, digest_of
-from store.dictionary import NameKind
 from store.directory import StoreDirectory
 from store.ends import byte_after
 from store.errors import Corrupt, CursorBeyondLog
@@ -63,6 +62,8 @@ def recover(edge: EdgeStore, progress: Progress) -> EdgeRecovery:
     edge.next_offset = {int(key): int(value) for key, value in state["positions"]}
     # The page is raised after the checkpoint has noted it: only where there is none does it know more.
     edge.half_begin = max(int(state.get("half_begin", edge.page[EdgeSlot.HALF_BEGIN])), edge.half_queue.begin)
+    ends_known = ends_recovery.is_known(state)
+    ends_doubted = ends_recovery.why_doubted(edge, state) if ends_known else ""
     edge.log.end = start
     recovery.clean = bool(state["clean"])
     if max(start, published) > edge.log.file.end:
@@ -76,6 +77,10 @@ def recover(edge: EdgeStore, progress: Progress) -> EdgeRecovery:
         edge.half_begin = edge.half_queue.begin
     if edge.ends_table.file.starts():  # after a clean exit too: a mark there would be taken for that of a later half
         edge.ends_table.file.cut(edge.half_end)
+    if ends_doubted or not ends_known:
+        ends_recovery.work_out(edge)
+    if ends_doubted:
+        recovery.damage.append((0, 0, f"{ends_doubted}; worked out anew"))
     # 5. After a clean exit too: from here on the log may grow behind the checkpoint.
     edge.write_checkpoint(clean=False)
     return recovery
@@ -203,6 +208,8 @@ class _Replay:
         self._ops: list[tuple[int, int, int]] = []
         self._half_first, self._op_first = edge.half_end, edge.op_end
         self._lost_ops: list[range] = []
+        #: (group_no, topic_no) whose names were held against the dictionary.
+        self._taught: set[tuple[int, int]] = set()
 
     def frame(self, at: int, size: int) -> None:
         content = self._edge.log.frame_bytes(at, size)
@@ -260,12 +267,13 @@ class _Replay:
         self._edge.next_offset[key] = max(self._edge.next_offset.get(key, 0), following)
 
     def _learn_names(self, head: tuple[Any, ...], content: memoryview) -> None:
-        """Names are durable before their first frame; after a lost dictionary the frames teach them again."""
-        dictionary = self._edge.dictionary
-        if head[11] >= len(dictionary.groups) or head[12] >= len(dictionary.topics):
-            properties = frames.decode_properties(bytes(content[frames.HALF_HEAD.itemsize + head[21] :]))
-            dictionary.restore(NameKind.GROUP, head[11], properties[frames.PGROUP])
-            dictionary.restore(NameKind.TOPIC, head[12], properties[frames.REAL_TOPIC], head[13] + 1)
+        """Names are durable before their first frame: a number that the dictionary does not know, or knows by another name, means
+        that it is not the one that was here."""
+        numbers = head[11], head[12]
+        if numbers not in self._taught:
+            if not names.teach(self._edge.dictionary, content, *numbers, head[21]):
+                self._edge.learn_names_again()
+            self._taught.add(numbers)
 
     # Damage ate some frames. Their entries may still stand in the queue; where they do not, a hole keeps their numbers.
     # A queue without files begins here where the log does not begin at 0 (a restored store): what came before is gone.

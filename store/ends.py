@@ -97,6 +97,14 @@ class EndsTable:
         self.file.segment(half_offset - at).buffer[at] = value
         self.file.mark_dirty(half_offset - at)
 
+    def put(self, first: int, marks: npt.NDArray[np.uint8]) -> None:
+        """Recovery: the marks of halves from `first` on, for which there is room."""
+        for start in self.file.starts():
+            low, high = max(first, start), min(first + len(marks), start + SEGMENT_BYTES)
+            if low < high:
+                self.file.segment(start).buffer[low - start : high - start] = marks[low - first : high - first].tobytes()
+                self.file.mark_dirty(start)
+
     def any(self, half_offsets: npt.NDArray[np.int64]) -> bool:
         """Whether one of these has ended."""
         first = int(half_offsets.min())

@@ -11,6 +11,7 @@ StoreError
 │   ├── FlushFailed      a flush failed: nothing may be acknowledged until the store is reopened
 │   └── SegmentGone      the file is not there, or not any more (retention); an IndexError too
 ├── Corrupt              bytes that fail their check; names file, offset and reason
+├── NamesLost            the dictionary is lost or wrong, and nothing tells the names of numbers in use
 ├── CursorBeyondLog      the settlement has read further than the log reaches: an older log was restored
 ├── BatchBeyondCursor    a batch begins beyond the cursor: records between them would be lost
 └── InvalidRecord        the caller's record breaks a rule (a ValueError too)
@@ -73,6 +74,10 @@ class Corrupt(StoreError):
     def __init__(self, file: Path | str, offset: int, reason: str) -> None:
         super().__init__(f"{file} at {offset}: {reason}")
         self.file, self.offset, self.reason = str(file), offset, reason
+
+
+class NamesLost(StoreError):
+    """Numbers of groups or topics are in use whose names nothing tells."""
 
 
 class CursorBeyondLog(StoreError):

@@ -157,6 +157,7 @@ DLQ_ORIGIN_GROUP: Final = "DLQ_ORIGIN_GROUP"
 DLQ_ATTEMPTS: Final = "DLQ_ATTEMPTS"
 DLQ_PREFIX: Final = "%DLQ%"
 SYSTEM_PREFIX: Final = "%SYS%"
+LOST_PREFIX: Final = "%lost-"
 OWN_PROPERTIES: Final = frozenset(
     {
         FOR_GROUP,
@@ -327,6 +328,8 @@ def check_name(name: str, what: str) -> str:
         raise IllegalName(f"{what}: {name[:40]!r}… is longer than {NAME_MAX_BYTES} bytes")
     if name in (".", ".."):
         raise IllegalName(f"{what}: {name!r} is not a name")
+    if name.startswith(LOST_PREFIX):
+        raise IllegalName(f"{what}: {name[:40]!r} is Escrow's own: names must not begin with {LOST_PREFIX}")
     if what == "topic" and name in RESERVED_TOPICS:
         raise IllegalName(f"topic: {name} is Escrow's own; producers may not send to it")
     return name

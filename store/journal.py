@@ -5,10 +5,10 @@ record
       4  u32  crc            CRC-32 of the payload, started with the low 32 bits of the record's own offset
       8  …    payload
 
-The journal ends at the first record that is not whole and valid. Behind it lies a torn tail, which its writer cuts when it opens; or
-damage, which nobody may cut: `survey` tells them apart. A valid record behind the first invalid bytes was written after them, and a
-record's own CRC, which knows its place, makes that certain. The exception is a power failure before a flush: it may keep a later
-page and lose an earlier one, which then reads as zeros. What was flushed before (`flushed_bytes`) is never a torn tail.
+The journal ends at the first record that is not whole and valid. Behind it lies a torn tail, which its writer cuts when it
+opens; or damage, which nobody may cut. `survey` tells them apart. A valid record behind the first invalid bytes was written after
+them, and a record's own CRC, which knows its place, makes that certain. The exception is a power failure before a flush: it may
+keep a later page and lose an earlier one, which then reads as zeros. What was flushed (`flushed_bytes`) is never a torn tail.
 """
 
 from __future__ import annotations
@@ -33,6 +33,14 @@ _ZERO_PAGE: Final = bytes(PAGE_BYTES)
 
 def encode(payload: bytes, offset: int) -> bytes:
     return HEAD.pack(len(payload), zlib.crc32(payload, offset & 0xFFFFFFFF)) + payload
+
+
+def encode_all(payloads: Sequence[bytes]) -> bytes:
+    """A whole journal of these records."""
+    data = bytearray()
+    for payload in payloads:
+        data += encode(payload, len(data))
+    return bytes(data)
 
 
 def decode(content: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -68,9 +76,9 @@ def survey(path: Path, flushed_bytes: int = 0) -> Survey:
     content = read(path)
     payloads, end, damaged, at = list[bytes](), 0, False, 0
     while at < len(content):
-        stop = at
-        for stop, payload in decode(content, at):
-            payloads.append(payload)
+        found = list(decode(content, at))
+        payloads += [payload for _, payload in found]
+        stop = found[-1][0] if found else at
         following = _next_valid(content, stop + 1)
         if not damaged:
             end = stop
@@ -97,9 +105,9 @@ def _next_valid(content: bytes, at: int) -> int:
     while at + HEAD.size < len(content):
         size, crc = HEAD.unpack_from(content, at)
         stop = at + HEAD.size + size
-        if 0 < size <= PAYLOAD_MAX_BYTES and stop <= len(content):
-            if zlib.crc32(memoryview(content)[at + HEAD.size : stop], at & 0xFFFFFFFF) == crc:
-                return at
+        fits = 0 < size <= PAYLOAD_MAX_BYTES and stop <= len(content)
+        if fits and zlib.crc32(memoryview(content)[at + HEAD.size : stop], at & 0xFFFFFFFF) == crc:
+            return at
         at += 1
     return len(content)
 
@@ -115,6 +123,8 @@ class Journal:
 
     def __init__(self, path: Path, point: str, *, writable: bool = False) -> None:
         self.path, self.point, self.end = path, point, 0
+        #: Writer: CRC of all bytes before `end`.
+        self.crc = 0
         self._fd = -1
         self._failure: StoreUnusable | None = None
         if writable:
@@ -127,7 +137,7 @@ class Journal:
         found = survey(self.path)
         if found.damaged:
             raise damage(self.path, found.end)
-        payloads, self.end = found.payloads, found.end
+        payloads, self.end, self.crc = found.payloads, found.end, found.crc(found.end)
         if payloads:
             # The last record's writer may have died before its flush, or of a failed one: write it again.
             last = self.end - HEAD.size - len(payloads[-1])
@@ -163,15 +173,15 @@ class Journal:
 
     def append(self, payloads: Sequence[bytes]) -> None:
         """Append records and make them durable."""
-        end = self._write(payloads)
+        end, crc = self._write(payloads)
         self.flush()
-        self.end = end
+        self.end, self.crc = end, crc
 
     def write(self, payloads: Sequence[bytes]) -> None:
         """Append records without making them durable: they survive the process, not the machine, until the next `flush`."""
-        self.end = self._write(payloads)
+        self.end, self.crc = self._write(payloads)
 
-    def _write(self, payloads: Sequence[bytes]) -> int:
+    def _write(self, payloads: Sequence[bytes]) -> tuple[int, int]:
         if self._failure is not None:
             raise FlushFailed(f"refused since an earlier failure: {self._failure}") from self._failure
         data = bytearray()
@@ -182,11 +192,11 @@ class Journal:
         except StoreUnusable:
             self._take_back()
             raise
-        return self.end + len(data)
+        return self.end + len(data), zlib.crc32(data, self.crc)
 
     def _take_back(self) -> None:
-        """A write that the disk cut short: whole records of it must not stand behind `end`, where a later, shorter write would leave
-        them to be taken for written. A shorter file needs no room; where even that fails, nothing more is written here."""
+        """The disk cut a write short. Whole records of it must not stay behind `end`: a later, shorter write would leave them
+        there to be taken for written. A shorter file needs no room; where even that fails, nothing more is written here."""
         try:
             with disk.step(f"{self.point}.take_back", self.path):
                 os.ftruncate(self._fd, self.end)
@@ -204,11 +214,9 @@ class Journal:
 
     def replace(self, payloads: Sequence[bytes]) -> None:
         """Write the journal anew with these records (compaction)."""
-        data = bytearray()
-        for payload in payloads:
-            data += encode(payload, len(data))
+        data = encode_all(payloads)
         try:
-            disk.replace_file(self.path, bytes(data), self.point)
+            disk.replace_file(self.path, data, self.point)
         except StoreUnusable as error:
             # Still the old file under its name: nothing has happened. Otherwise what this descriptor leads to is nobody's.
             if os.stat(self.path).st_ino == os.fstat(self._fd).st_ino:
@@ -216,7 +224,7 @@ class Journal:
             raise FlushFailed(f"{error}; reopen the store to find out what is durable") from error
         # Closed once, whatever comes: a number closed twice may be somebody else's file by then.
         self.close()
-        self._fd, self.end = disk.open_file(self.path, True), len(data)
+        self._fd, self.end, self.crc = disk.open_file(self.path, True), len(data), zlib.crc32(data)
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -209,7 +209,7 @@ class EdgeSide(EdgeFiles):
     # --- reading page, checkpoint, names ---
     def _read_checkpoint(self) -> dict[str, Any] | None:
         state = read_checked_json(self.checkpoint_path, self.findings)
-        if state is not None and set(state) != _CHECKPOINT_FIELDS:
+        if state is not None and not set(state) >= _CHECKPOINT_FIELDS:
             self.findings.add(self.checkpoint_path, 0, "does not have the fields of an edge's checkpoint")
             return None
         return state

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Tools for one data directory. verify, dump, stats and backup only read, and may run
-beside a running Escrow; rebuild and restore write, and refuse to run beside one.
+beside a running Escrow; rebuild, repair and restore write, and refuse to run beside one.
 """
 
 EPILOG = """\
@@ -33,6 +33,7 @@ examples:
   escrow store backup data /backups/today     copy it while it runs
   escrow store restore /backups/today data2   and bring it back elsewhere
   escrow store rebuild data                   derive tables and queues again
+  escrow store repair data                    go on with what is left of damaged journals
 
 Each tool has help of its own: escrow store verify --help
 """
@@ -53,6 +54,7 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_dump(tools)
     _add_stats(tools)
     _add_rebuild(tools)
+    _add_repair(tools)
     _add_backup(tools)
     _add_restore(tools)
 
@@ -203,6 +205,42 @@ def run_rebuild(args: argparse.Namespace) -> int:
     with Progress() as progress:
         result = rebuild(args.directory, progress=progress)
     return _done(f"rebuilt {args.directory}", result)
+
+
+# repair
+
+
+def _add_repair(tools: Subparsers) -> None:
+    parser = _add_tool(
+        tools,
+        "repair",
+        run_repair,
+        summary="go on with what is left of damaged journals",
+        teaches="Escrow refuses to start when DIR's consumers (what consumer groups have read) or audit (what\n"
+        "operators did) is damaged, cut off or gone: nothing else tells what was in them. Put them back\n"
+        "from a backup if you can. Otherwise repair writes them anew with every record that can be read,\n"
+        "and keeps the damaged file in DIR/lost+found. Consumer groups may then get messages again;\n"
+        "a group without any record left begins where a new one does. The dictionary and everything\n"
+        "derived is mended by the next start and needs no repair. Stop Escrow first.",
+    )
+    _add_directory(parser)
+    _add_json(parser, "one JSON object: what was mended, by file")
+
+
+def run_repair(args: argparse.Namespace) -> int:
+    """Prints what was mended."""
+    from store.repair import repair
+
+    mended = repair(args.directory)
+    if args.json:
+        print(json_line(mended))
+        return exits.OK
+    for name, told in mended.items():
+        kept = f"; as it was: {told['original']}" if "original" in told else ""
+        print(f"{name}: {_counted(told['records_left'], 'record')} left, damaged at byte {told['damaged_at']}{kept}")
+    if not mended:
+        print(f"{args.directory}: nothing to repair")
+    return exits.OK
 
 
 # backup and restore

@@ -12,6 +12,7 @@ import pytest
 
 from escrow.cli import exits, main
 from store.edge import EdgeStore
+from store.errors import Corrupt
 from store.frames import Message
 from tests.support.sample_store import T0_MS, build_sample
 
@@ -152,6 +153,19 @@ def test_rebuild(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert out.startswith(f"rebuilt {store}\n")
     assert "generation: 2\n" in out
     run("store", "verify", store)
+
+
+def test_repair(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("store", "repair", store)
+    assert "nothing to repair" in capsys.readouterr().out
+    whole = (store / "audit").read_bytes()
+    (store / "audit").write_bytes(whole[:-1])
+    with pytest.raises(Corrupt, match="escrow store repair"):
+        EdgeStore(store)
+    run("store", "repair", store, "--json")
+    told = json.loads(capsys.readouterr().out)["audit"]
+    assert Path(told["original"]).read_bytes() == whole[:-1]
+    EdgeStore(store).close()
 
 
 def test_rebuild_beside_a_writer(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
