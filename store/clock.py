@@ -133,7 +133,8 @@ def begin(known: ClockState | None, reading: Reading, rules: Rules, last_ms: int
         # A clock that was ahead may still be: only the operator knows. One that was behind is told to be right by itself.
         return replace(here, believed=known.believed and known.alert.drift_ms > 0)
     if abs(gap_ms) <= rules.drift_max_ms:
-        return here
+        # The anchor is up to ANCHOR_EVERY_MS old: time does not go back to it where the wall clock tells more.
+        return replace(here, now_ms=max(known.now_ms, reading.wall_ms))
     if gap_ms < 0:
         return replace(here, believed=False, slack_ms=0, alert=Alert(BEHIND, gap_ms, reading.wall_ms))
     return replace(
