@@ -42,7 +42,8 @@ async def answer(request: pb.SendMessageRequest, context: Any = None) -> pb.Send
 
 async def serve_aio() -> None:
     settings = load(None, (), {})
-    server: Any = grpc.aio.server(options=server_options(settings), maximum_concurrent_rpcs=settings.grpc_calls_max)
+    calls_max = settings.grpc_calls_max
+    server: Any = grpc.aio.server(options=server_options(settings, calls_max), maximum_concurrent_rpcs=calls_max)
     server.add_generic_rpc_handlers((handler(answer),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -57,7 +58,7 @@ def serve_sync(bridge: bool) -> None:
     def call(request: pb.SendMessageRequest, context: Any) -> pb.SendMessageResponse:
         return asyncio.run_coroutine_threadsafe(answer(request), loop).result() if bridge else ANSWER
 
-    server = grpc.server(ThreadPoolExecutor(8), options=server_options(load(None, (), {})))
+    server = grpc.server(ThreadPoolExecutor(8), options=server_options(load(None, (), {}), 4096))
     server.add_generic_rpc_handlers((handler(call),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

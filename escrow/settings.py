@@ -440,7 +440,8 @@ class Settings:
         least=-1, most=65_535,
     )  # fmt: skip
     grpc_calls_max: int = _key(
-        "grpcMaxCalls", "count", "4096", "Calls at a time; every client has a stream, and a consumer a long poll for each topic.",
+        "grpcMaxCalls", "count", "4096",
+        "Calls at a time, and connections to each port; every client has a stream, and a consumer a long poll for each topic.",
         least=16, most=1 << 20,
     )  # fmt: skip
     access_keys_file_text: str = _key(

@@ -9,6 +9,7 @@
                         wanted or refused                                           408, closed
     not HTTP                                                                        400, closed
     too many            more than maxConnections                                    503, closed
+    no handshake        TLS: none within headerTimeout, or others need its room     closed
     does not read       an answer that is not taken within requestTimeout, or more
                         than STALLED_MAX clients that do not take theirs            aborted
     asks and asks       more than PIPELINED_MAX requests before the first is answered aborted
@@ -38,9 +39,11 @@ from uvicorn.server import ServerState
 
 from escrow.settings import Settings
 from ingest import wire
+from ingest.accepting import Accepting
 from ingest.app import WHOLE
 from ingest.large import LARGE_BYTES
 from ingest.problems import Headers, head_of, problem
+from ingest.room import LINGERING_MAX, Room
 from ingest.straight import Straight, rendered
 
 HEAD_MAX_BYTES: Final = 32 << 10
@@ -54,8 +57,6 @@ DRAINED_MAX_BYTES: Final = 64 << 20
 #: Bytes of chunk sizes for one byte of a body: a chunk of one byte has five.
 FRAMING_FACTOR: Final = 8
 LINGER_MS: Final = 1_000
-#: Connections beyond maxConnections that may be told so at one time; others are hung up on.
-LINGERING_MAX: Final = 64
 #: Requests that may wait behind one that is being answered.
 PIPELINED_MAX: Final = 64
 #: Each holds an answer, which may be megabytes. Beyond this many, the one that has stalled longest is hung up on.
@@ -66,9 +67,10 @@ BACKLOG: Final = 2048
 class Door:
     """Listens, and holds what all connections share."""
 
-    def __init__(self, application: Any, settings: Settings, connections_max: int | None = None) -> None:
+    def __init__(self, application: Any, settings: Settings, room: Room | None = None) -> None:
         self.settings = settings
-        self.connections_max = settings.max_connections if connections_max is None else connections_max
+        self.connections_max = settings.max_connections if room is None else room.http
+        self.lingering_max = LINGERING_MAX if room is None else room.lingering
         self.state = ServerState()
         self.config = Config(
             application,
@@ -90,11 +92,21 @@ class Door:
         self.refused = 0
         self._outboxes: list[_Outbox] = []
         self._server: asyncio.Server | None = None
+        self._accepting: Accepting | None = None
 
     async def open(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         self.beat()
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: GuardedProtocol(self), sock=listening, ssl=tls, backlog=BACKLOG)
+        if tls is None:
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(lambda: GuardedProtocol(self), sock=listening, backlog=BACKLOG)
+        else:
+            self._accepting = Accepting(self, listening, tls, lambda: GuardedProtocol(self))
+            self._accepting.start(BACKLOG)
+
+    @property
+    def handshakes_max(self) -> int:
+        """At this moment."""
+        return self.connections_max + self.lingering_max - len(self.state.connections)
 
     def beat(self) -> None:
         """Once a second: the Date of answers."""
@@ -102,7 +114,8 @@ class Door:
 
     @property
     def connections(self) -> int:
-        return len(self.state.connections)
+        """With those that have not come through their handshake yet."""
+        return len(self.state.connections) + (len(self._accepting) if self._accepting is not None else 0)
 
     def stall(self, connection: GuardedProtocol) -> None:
         self.stalled[connection] = None
@@ -124,6 +137,8 @@ class Door:
         """No new connections; those that are idle are closed, the others when their answer is written."""
         if self._server is not None:
             self._server.close()
+        if self._accepting is not None:
+            self._accepting.close()
         for connection in list(self.state.connections):
             connection.shutdown()
         waiting = [*self.state.tasks, *(straight.ended() for straight in self.began)]
@@ -281,7 +296,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._outbox = _Outbox(self._door, transport)
         if len(self.connections) > self._door.connections_max:
-            if len(self.connections) > self._door.connections_max + LINGERING_MAX:
+            if len(self.connections) > self._door.connections_max + self._door.lingering_max:
                 transport.abort()
                 return
             text = f"{self._door.connections_max} connections are open already (maxConnections): try again later"

@@ -37,14 +37,12 @@ from ingest.errors import CannotStart, EdgeError
 from ingest.figures import Figures
 from ingest.plugged import make_edge
 from ingest.rocketmq.front import Front
+from ingest.room import Room, grpc_ports, make_room
 from ingest.routes import make_routes
-from store.descriptors import FILES_WANTED, few_files, raise_file_limit
 from store.errors import GeometryMismatch, StoreError, StoreUnusable
 
 #: How long accepted requests may take after the signal to stop.
 DRAIN_S: Final = 2.5
-#: Descriptors that are not connections: the store's files, the log, pipes; with room to spare.
-OTHER_FILES: Final = 512
 OK, FAILED, USELESS = 0, 1, 2
 
 _SETTING_OF: Final = {
@@ -76,28 +74,14 @@ def bind(settings: Settings, access: Access) -> socket.socket:
     return listening
 
 
-def allow_files(connections: int, others: int = OTHER_FILES) -> tuple[int, str]:
-    """Raise the limit of open files as far as may be. How many can be taken so that the store still has its files,
-    and what an operator should read where those are fewer."""
-    needed = connections + others
-    allowed = raise_file_limit(max(needed, FILES_WANTED))
-    if allowed >= needed:
-        return connections, few_files(allowed)
-    taken = min(connections, max(allowed - others, allowed // 2))
-    return taken, (
-        f"maxConnections: {connections} connections need {needed} open files and this process may have {allowed}: {taken} are "
-        "taken; raise the limit (ulimit -n, LimitNOFILE) for more"
-    )
-
-
 class Endpoint:
     """Door, application and metrics over one edge."""
 
-    def __init__(self, edge: Edge, settings: Settings, access: Access, connections_max: int) -> None:
+    def __init__(self, edge: Edge, settings: Settings, access: Access, room: Room) -> None:
         self.edge = edge
         self.metrics = EdgeMetrics(CollectorRegistry(), self._look, self._look_at_files)
         self.app = App(edge, self._routes(settings), self._observe, access)
-        self.door = Door(self.app, settings, connections_max)
+        self.door = Door(self.app, settings, room)
         self._figures = Figures(edge, self.door, self.app)
         edge.observe_flush = self.metrics.flush_s.observe
 
@@ -119,16 +103,11 @@ class Endpoint:
             await asyncio.sleep(HEARTBEAT_S)
 
 
-def grpc_files(settings: Settings) -> int:
-    """Connections of RocketMQ's clients, at most: one for each call."""
-    return settings.grpc_calls_max if settings.grpc_port >= 0 or settings.grpc_tls_port >= 0 else 0
-
-
-def make_front(settings: Settings, access: Access, edge: Edge) -> Front | None:
+def make_front(settings: Settings, access: Access, edge: Edge, connections_max: int) -> Front | None:
     """What serves RocketMQ's clients, as a part of the edge, where a port is set for them."""
-    if not grpc_files(settings):
+    if not grpc_ports(settings):
         return None
-    front = Front(settings, access, edge)
+    front = Front(settings, access, edge, connections_max)
     edge.parts.append(front)
     return front
 
@@ -139,21 +118,21 @@ async def serve(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     access, context = Access(settings), tls.server_context(settings)
-    connections_max, files_notice = allow_files(settings.max_connections, OTHER_FILES + grpc_files(settings))
+    room = make_room(settings)
     listening = bind(settings, access)  # 1
     edge = make_edge(settings)
-    front = make_front(settings, access, edge)
+    front = make_front(settings, access, edge, room.grpc)
     await edge.open()  # 2
     if edge.auditor is not None:
         await edge.auditor.tokens(access.tokens)
         access.on_read = edge.auditor.tokens_read
-    endpoint = Endpoint(edge, settings, access, connections_max)
+    endpoint = Endpoint(edge, settings, access, room)
     if front is not None:
         front.service.observe = endpoint.metrics.observe_call
     await endpoint.door.open(listening, context)  # 3
     tune_collector()
     beside = [asyncio.create_task(work) for work in (endpoint.beat(), tls.Renewal(context, settings).watch())]
-    for notice in filter(None, (edge.notice, access.notice, tls.notice(settings), files_notice)):
+    for notice in filter(None, (edge.notice, access.notice, tls.notice(settings), room.notice)):
         say({"notice": notice})
     port = listening.getsockname()[1]
     say({"ready": True, "port": port, "url": url_of(settings, port), **(front.told() if front is not None else {})})

@@ -8,9 +8,10 @@ from typing import Final
 #: Open files that a process asks for, and how many are few.
 FILES_WANTED: Final = 65_536
 FILES_FEW: Final = 4_096
-#: Descriptors of one owner of queue files: this share of the limit, within these bounds.
-_SHARE: Final = 8
-_LEAST: Final = 32
+#: Descriptors of one owner of queue files: this share of the limit, within these bounds. The edge has five owners, and where the
+#: limit is low its clients have half of it (`ingest.room`).
+_SHARE: Final = 16
+_LEAST: Final = 16
 _MOST: Final = 256
 
 

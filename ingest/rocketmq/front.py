@@ -1,6 +1,6 @@
 """The gRPC server for RocketMQ's clients: ports, limits, life. A part of the edge, in its event loop.
 
-    front = Front(settings, access, edge)     # takes its ports; CannotStart says why it cannot
+    front = Front(settings, access, edge, room.grpc)     # takes its ports; CannotStart says why it cannot
     edge.parts.append(front)                  # opened and closed with the edge
     front.service.observe = metrics.observe_call
 
@@ -8,7 +8,9 @@ grpc.aio in the edge's own loop, measured against the alternatives (benchmarks/R
 a little sooner, and loses more than that when each call has to be handed to the loop; a process of its own would add a hop to that.
 
 Limits: a message of maxRequestSize; grpcMaxCalls calls at a time, streams and long polls included, beyond which gRPC answers
-RESOURCE_EXHAUSTED; half of them in one connection. A client that does not answer a ping is hung up on.
+RESOURCE_EXHAUSTED; half of them in one connection. A client that does not answer a ping is hung up on. As many connections to each
+port as calls, or fewer where descriptors are few (`ingest.room`): more are hung up on. A connection begins HTTP/2 within
+headerTimeout, and ends after keepAliveTimeout without a call.
 """
 
 from __future__ import annotations
@@ -43,11 +45,21 @@ class Front:
 
     name = "rocketmq"
 
-    def __init__(self, settings: Settings, access: Access, edge: Edge, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        access: Access,
+        edge: Edge,
+        connections_max: int,
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._settings = settings
         signatures = Signatures(settings, access)
         self._signatures, self._clients = signatures, Clients(edge, signatures, clock_s)
-        self._server: Any = grpc.aio.server(options=server_options(settings), maximum_concurrent_rpcs=settings.grpc_calls_max)
+        self._server: Any = grpc.aio.server(
+            options=server_options(settings, connections_max), maximum_concurrent_rpcs=settings.grpc_calls_max
+        )
         self.service = Service(edge, signatures, self._clients)
         self._server.add_generic_rpc_handlers((self.service.handler(),))
         self.port = self._bind("grpcPort", settings.grpc_port, None)
@@ -90,13 +102,16 @@ class Front:
         return {**self._clients.figures(), "keys_problem": self._signatures.problem}
 
 
-def server_options(settings: Settings) -> list[tuple[str, int]]:
+def server_options(settings: Settings, connections_max: int) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, and must not share its clients
         ("grpc.max_receive_message_length", settings.max_request_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", METADATA_MAX_BYTES),
         ("grpc.absolute_max_metadata_size", METADATA_MAX_BYTES),
+        ("grpc.max_allowed_incoming_connections", connections_max),  # to each port
+        ("grpc.server_handshake_timeout_ms", settings.header_timeout_ms),
+        ("grpc.max_connection_idle_ms", settings.keep_alive_ms),
         ("grpc.max_concurrent_streams", max(settings.grpc_calls_max // 2, 1)),
         ("grpc.keepalive_time_ms", settings.keep_alive_ms),
         ("grpc.keepalive_timeout_ms", settings.request_timeout_ms),

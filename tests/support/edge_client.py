@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from types import TracebackType
@@ -23,8 +24,14 @@ class RemoteError(Exception):
 class EdgeClient:
     """`with EdgeClient(port) as edge: ids = edge.prepare([{"group": …, "topic": …, "text": …}])`"""
 
-    def __init__(self, port: int, host: str = "127.0.0.1", timeout_s: float = 40.0, token: str = "") -> None:
-        self.connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    def __init__(
+        self, port: int, host: str = "127.0.0.1", timeout_s: float = 40.0, token: str = "", tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.connection = (
+            http.client.HTTPConnection(host, port, timeout=timeout_s)
+            if tls is None
+            else http.client.HTTPSConnection(host, port, timeout=timeout_s, context=tls)
+        )
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.connection.connect()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from ingest.door import HEAD_MAX_BYTES, PIPELINED_MAX
+from tests.support.certificates import Authority
 from tests.support.edge_client import EdgeClient
 from tests.support.edge_world import SMALL
 from tests.unit.ingest.test_endpoint import HALF, ROOT, edge, figure, problem_in, refused_half, served, talk
@@ -222,7 +225,7 @@ def test_the_limit_of_open_files_is_raised(tmp_path):
 def test_connections_leave_the_store_its_files(tmp_path):
     with limited(tmp_path / "data", "ulimit -n 256;") as (process, said):
         (notice,) = [line["notice"] for line in said if "maxConnections" in line.get("notice", "")]
-        assert "this process may have 256: 128 are taken" in notice
+        assert "this process may have 256: 112 are taken" in notice
         port = said[-1]["port"]
         with EdgeClient(port) as client:
             client.status()
@@ -234,4 +237,58 @@ def test_connections_leave_the_store_its_files(tmp_path):
                 connection.close()
             while figure(client, "escrow_connections") > 1:
                 pass
+        assert process.poll() is None
+
+
+def sockets_of(process):
+    names = []
+    for name in os.listdir(f"/proc/{process.pid}/fd"):
+        with suppress(FileNotFoundError):
+            names.append(os.readlink(f"/proc/{process.pid}/fd/{name}"))
+    return sum(name.startswith("socket:") for name in names)
+
+
+def is_hung_up_on(connection):
+    connection.settimeout(0)
+    try:
+        while connection.recv(4096):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
+def test_idle_connections_of_grpc_leave_the_store_its_files(tmp_path):
+    """Each port has its share, and the rest is hung up on."""
+    with limited(tmp_path / "data", "ulimit -n 256;", "grpcPort=0") as (process, said):
+        (notice,) = [line["notice"] for line in said if "grpcMaxCalls" in line.get("notice", "")]
+        assert "63 of RocketMQ's clients to each port" in notice
+        with EdgeClient(said[-1]["port"]) as client:
+            client.status()
+            crowd = [socket.create_connection(("127.0.0.1", said[-1]["grpc_port"]), 20) for _ in range(300)]
+            hung_up: set[int] = set()
+            while len(hung_up) < 300 - 63:
+                hung_up |= {number for number, each in enumerate(crowd) if number not in hung_up and is_hung_up_on(each)}
+            assert sockets_of(process) < 128
+            assert client.prepare([HALF]), "the first half needs new files"
+            for connection in crowd:
+                connection.close()
+        assert process.poll() is None
+
+
+def test_connections_without_a_handshake_are_counted_and_make_room(tmp_path):
+    """Silent ones cannot keep others out, nor the store from its files."""
+    authority = Authority(tmp_path)
+    pair = authority.issue("localhost")
+    flags = (f"tlsCertFile={pair.cert}", f"tlsKeyFile={pair.key}", "headerTimeout=10m")
+    with limited(tmp_path / "data", "ulimit -n 256;", *flags) as (process, said):
+        crowd = [socket.create_connection(("127.0.0.1", said[-1]["port"]), 20) for _ in range(400)]
+        with EdgeClient(said[-1]["port"], tls=ssl.create_default_context(cafile=str(authority.cert))) as client:
+            assert client.prepare([HALF])
+            assert figure(client, "escrow_connections_refused_total") >= 400 - 128
+            assert sockets_of(process) < 160
+        for connection in crowd:
+            connection.close()
         assert process.poll() is None

@@ -155,4 +155,4 @@ def test_a_removed_file_is_closed_when_the_reader_lets_go(tmp_path, writer, read
 
 
 def test_the_bound_is_a_share_of_the_limit():
-    assert 32 <= descriptors_allowed() <= 256
+    assert 16 <= descriptors_allowed() <= 256
