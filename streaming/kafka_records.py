@@ -26,11 +26,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from sinks.kafka import contract
 from sinks.kafka.collector import no_collector
+from sinks.kafka.release import ASKED_PER_RECORD
 from store.records import HALF, OP, OpKind, parse_immunity_s
 
 SCHEMA: Final = "kind tinyint, partition int, names binary, payload binary"
@@ -41,6 +42,17 @@ ARROW: Final = pa.schema([("kind", pa.int8()), ("partition", pa.int32()), ("name
 #: At the end of a partition the client asks ahead for records that are not there yet, and what Spark asks next waits behind that
 #: for as long as the broker does: half a second by default, for each partition.
 POLL: Final = {"kafka.isolation.level": "read_committed", "kafka.max.poll.records": "10000", "kafka.fetch.max.wait.ms": "10"}
+
+#: Of one record's headers, each counted with its name and HEADER_COST_BYTES. Where they weigh more, only
+#: what is read of them goes to Python, and of that no value longer than VALUE_MAX_BYTES.
+HEADERS_MAX_BYTES: Final = 4 << 10
+HEADER_COST_BYTES: Final = 8
+#: No word, number or name that Escrow takes is longer.
+VALUE_MAX_BYTES: Final = 255
+#: What is read of halves and ops.
+READ: Final = (contract.GROUP, contract.TOPIC, contract.IMMUNITY, contract.OP, contract.HALF_OFFSET, contract.VIA)
+#: Of the value of an ASKED: as many offsets as the job puts into one.
+ASKED_MAX_BYTES: Final = 8 * ASKED_PER_RECORD
 
 Array = np.ndarray[Any, Any]
 Ints = npt.NDArray[np.int64]
@@ -90,18 +102,50 @@ def _offsets(places: Offsets) -> str:
 
 def _columns(spark: SparkSession, records: DataFrame, topics: contract.Topics) -> DataFrame:
     """Without the halves' bodies, packed."""
-    is_op = F.col("topic") == topics.op
-    rows = records.select(
+    # One task a core: a small batch should not pay for a task a partition.
+    return columns_of(records, topics).coalesce(spark.sparkContext.defaultParallelism).mapInArrow(pack, SCHEMA)
+
+
+def columns_of(records: DataFrame, topics: contract.Topics) -> DataFrame:
+    """What `pack` takes. On their way to Python rows are counted, not weighed: so no row has more than
+    HEADERS_MAX_BYTES of headers, whatever a client put into them. `size_bytes` is what a release has to carry:
+    key, value and headers. (It reads them from the half topic again, whole.)"""
+    is_op, headers = F.col("topic") == topics.op, F.col("headers")
+    is_asked = is_op & F.array_contains(headers["value"], OpKind.ASKED.name.encode())
+    # Joined, because that is compiled; a loop over the headers is not.
+    texts = F.octet_length(F.concat_ws("", headers["key"], headers["value"].cast("array<string>")))
+    header_bytes = texts + HEADER_COST_BYTES * F.coalesce(F.size(headers), F.lit(0))
+    return records.select(
         is_op.alias("is_op"),
         "partition",
         "offset",
         F.unix_millis("timestamp").alias("stored_at_ms"),
-        (F.coalesce(F.length("value"), F.lit(0)) + F.coalesce(F.length("key"), F.lit(0))).alias("size_bytes"),
-        "headers",
-        F.when(is_op, F.col("value")).alias("value"),
+        (F.coalesce(F.length("value"), F.lit(0)) + F.coalesce(F.length("key"), F.lit(0)) + header_bytes).alias("size_bytes"),
+        F.when(header_bytes > HEADERS_MAX_BYTES, _needed(headers)).otherwise(headers).alias("headers"),
+        F.when(is_asked & (F.length("value") <= ASKED_MAX_BYTES), F.col("value")).alias("value"),
     )
-    # One task a core: a small batch should not pay for a task a partition.
-    return rows.coalesce(spark.sparkContext.defaultParallelism).mapInArrow(pack, SCHEMA)
+
+
+def _needed(headers: Column) -> Column:
+    """Of very large headers: the first of each name that is read, and whether a name was not UTF-8."""
+    bad = F.when(F.concat_ws("", headers["key"]).contains(contract.NOT_UTF8), _header(contract.NOT_UTF8, F.lit(b"")))
+    return F.array_compact(F.array(*(_first(headers, name) for name in READ), bad))
+
+
+def _first(headers: Column, name: str) -> Column:
+    at = F.array_position(headers["key"], name)
+    return F.when(at > 0, _header(name, _short(F.get(headers["value"], (at - 1).cast("int")))))
+
+
+def _header(name: str, value: Column) -> Column:
+    return F.struct(F.lit(name).alias("key"), value.alias("value"))
+
+
+def _short(value: Column) -> Column:
+    """A value that is too long to mean anything: what is left of it is that it is too long, and whether it is UTF-8."""
+    size = VALUE_MAX_BYTES + 1
+    stand_in = F.when(F.is_valid_utf8(value.cast("string")), F.lit(b"x" * size)).otherwise(F.lit(b"\xff" * size))
+    return F.when(F.length(value) > VALUE_MAX_BYTES, stand_in).otherwise(value)
 
 
 # --- on the executors -----------------------------------------------------------------------------------------------------------
@@ -203,7 +247,7 @@ def _halves(rows: pa.RecordBatch) -> tuple[list[str], Array]:
 
 
 def _immunity(value: bytes | None) -> int:
-    return parse_immunity_s(None if value is None else value.decode("utf-8", "replace"))
+    return parse_immunity_s(None if value is None or len(value) > VALUE_MAX_BYTES else value.decode("utf-8", "replace"))
 
 
 def _ops(rows: pa.RecordBatch) -> tuple[list[str], Array]:

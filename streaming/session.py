@@ -93,8 +93,8 @@ KAFKA: Final[Mapping[str, str]] = {
     "spark.sql.streaming.pollingDelay": "20ms",
     "spark.sql.codegen.wholeStage": "true",
     "spark.sql.codegen.factoryMode": "FALLBACK",
-    # Rows without bodies: few enough to need no limit in bytes as well, which Spark would compute anew for every row (a quarter of
-    # the source's time). Where records have very large headers: set it in sparkConfFile.
+    # Rows without bodies, and small (kafka_records.columns_of sees to that): they need no limit in bytes as well, which Spark would
+    # compute anew for every row (a quarter of the source's time).
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     # A task that lost its executor is started on another; what it does is fenced and idempotent.
