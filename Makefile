@@ -36,7 +36,7 @@ SMALL ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --retries 8
-BENCHES := bench-store bench-consume bench-streaming bench-ingest bench-grpc bench-console bench-kafka
+BENCHES := bench-store bench-consume bench-streaming bench-ingest bench-grpc bench-console bench-many bench-kafka
 
 # The environment is rebuilt, whatever its age, when its interpreter has gone, when the checkout has moved, and when PYTHON
 # was named and is of another version.
@@ -123,6 +123,9 @@ parity-rocketmq: venv ## the same Java program against a real RocketMQ and again
 	@sh scripts/test_tools.sh
 	@sh scripts/rocketmq_clients.sh "$(PYTHON)" server
 	$(BIN)/python -m tests.rocketmq.parity
+
+bench-many: venv ## 20,000 topics and 10,000 groups: start, memory, descriptors, lists, releases (about 5 minutes)
+	$(BIN)/python -m benchmarks.many
 
 bench-console: venv tools ## benchmarks of lists with a million pending, and of ingest with the console open (about 3 minutes)
 	$(BIN)/python -m benchmarks.console

@@ -51,6 +51,7 @@ class EntryFile(Protocol):
 class EntryQueue:
     """Entries by number. Writing the same entries again changes nothing."""
 
+    __slots__ = ("file",)
     file: EntryFile
 
     @property
@@ -133,6 +134,7 @@ class ConsumeQueue(EntryQueue):
 class GrowingQueue(EntryQueue):
     """Of a topic, or one of the numbered queues of the job: in files that grow, whose descriptors belong to `queue_files`."""
 
+    __slots__ = ()
     file: GrowingFile
 
     def __init__(self, file: GrowingFile) -> None:

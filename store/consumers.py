@@ -80,7 +80,7 @@ class Consumers:
     def __init__(self, path: Path, *, writable: bool = False) -> None:
         self._journal = Journal(path, NAME, writable=writable)
         self.progress: dict[tuple[int, int], Progress] = {}
-        self._written = 0
+        self._written, self._count_from = 0, COMPACT_FROM
         for payload in self._journal.recover() if writable else self._journal.read_new():
             self._learn(decode(payload))
 
@@ -117,9 +117,14 @@ class Consumers:
 
     def is_long(self) -> bool:
         """Whether it holds far more records than are in force: time to `compact`."""
-        if self._written < COMPACT_FROM:
+        if self._written < self._count_from:
             return False
-        return self._written > 4 * (len(self.progress) + sum(len(progress.ahead) for progress in self.progress.values()))
+        in_force = len(self.progress) + sum(len(progress.ahead) for progress in self.progress.values())
+        if self._written > 4 * in_force:
+            return True
+        # Counted again when a quarter more was written, not at every write: there may be very many groups and queues.
+        self._count_from = self._written + self._written // 4
+        return False
 
     def in_force(self) -> list[ConsumerRecord]:
         """The records that say all there is to say."""
@@ -143,7 +148,7 @@ class Consumers:
     def compact(self) -> None:
         kept = self.in_force()
         self._journal.replace([record.encode() for record in kept])
-        self._written = len(kept)
+        self._written, self._count_from = len(kept), COMPACT_FROM
 
     def close(self) -> None:
         self._journal.close()

@@ -775,10 +775,11 @@ class EdgeStore:
                     "half_end": self.half_end,
                     "op_end": self.op_end,
                     "half_begin": self.half_begin,
-                    "positions": sorted(self.next_offset.items()),
+                    "positions": list(self.next_offset.items()),
                     "clean": clean,
                     journals.KEY: journals.extents(self.directory.root, self.dictionary.extent, clean=clean),
                 }
+            state["positions"].sort()  # there may be very many, and producers wait for the lock
             self._commit.check()
             try:
                 self.log.flush()

@@ -21,10 +21,11 @@ from store.segments import list_segments, segment_name
 class GrowingFile:
     """The files of one queue. It holds no descriptor: `handles` does, for many."""
 
-    __slots__ = ("_length", "_starts", "directory", "handles", "point", "segment_bytes")
+    __slots__ = ("_directory", "_length", "_starts", "handles", "point", "segment_bytes")
 
-    def __init__(self, directory: Path, segment_bytes: int, point: str, handles: Handles) -> None:
-        self.directory, self.segment_bytes, self.point, self.handles = directory, segment_bytes, point, handles
+    def __init__(self, directory: Path | str, segment_bytes: int, point: str, handles: Handles) -> None:
+        # A path as text: there are very many of these.
+        self._directory, self.segment_bytes, self.point, self.handles = str(directory), segment_bytes, point, handles
         self._starts: list[int] = []
         #: Writer: size of the last file; -1 before it was asked for.
         self._length = -1
@@ -32,7 +33,7 @@ class GrowingFile:
 
     def refresh(self) -> None:
         """Look at the directory again: which files are there?"""
-        starts = list_segments(self.directory, self.segment_bytes)
+        starts = list_segments(self._directory, self.segment_bytes)
         for start in set(self._starts) - set(starts):
             self.handles.forget(self._path(start))
         if starts[-1:] != self._starts[-1:]:
@@ -40,7 +41,11 @@ class GrowingFile:
         self._starts = starts
 
     def _path(self, start: int) -> str:
-        return f"{self.directory}/{segment_name(start)}"
+        return f"{self._directory}/{segment_name(start)}"
+
+    @property
+    def directory(self) -> Path:
+        return Path(self._directory)
 
     @property
     def begin(self) -> int:

@@ -22,6 +22,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -219,6 +220,7 @@ class JobStore:
     table: StateTable
     catalogue: Catalogue
     _unflushed: int
+    _begins_for: int
 
     def __init__(
         self,
@@ -358,12 +360,13 @@ class JobStore:
         found["commit_log_offset"][~body] = -1
         self.ledger.touch_places(found["commit_log_offset"][body], marker.now_ms)
         self.ledger.touch_rows(numbers[kinds != RedoKind.MESSAGE], marker.now_ms)
-        # By queue, and within it by place: one sort, then a run for each queue.
-        order = np.argsort(positions, kind="stable")
-        keys, offsets, found = queue_key_of(positions[order]), queue_offset_of(positions[order]), found[order]
-        starts = np.flatnonzero(np.diff(keys, prepend=-1))
-        for key, start, stop in zip(keys[starts].tolist(), starts.tolist(), [*starts[1:].tolist(), len(keys)], strict=True):
-            self._release_to(key, offsets[start:stop], found[start:stop])
+        # By queue, and within it by place: one sort, then a write for each run of places.
+        order = last_of_each(positions)
+        positions, content = positions[order], memoryview(found[order].tobytes())
+        starts = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
+        bounds = [*(starts * ENTRY.itemsize).tolist(), len(content)]
+        for position, (start, stop) in zip(positions[starts].tolist(), pairwise(bounds), strict=True):
+            self._release_to(queue_key_of(position), queue_offset_of(position), content[start:stop])
 
     def _op_entries(self, op_offsets: Ints) -> Array:
         """Entries of the op queue; holes where it no longer reaches back."""
@@ -374,15 +377,16 @@ class JobStore:
             found[there] = self.log.op_queue.read(first, int(op_offsets.max()) + 1)[op_offsets[there] - first]
         return found
 
-    def _release_to(self, queue_key: int, offsets: Ints, entries: Array) -> None:
-        """Entries of one queue, in the order of their places."""
+    def _release_to(self, queue_key: int, first: int, entries: memoryview) -> None:
+        """Entries of one queue, in consecutive places."""
         begin, _ = self.catalogue.extent(queue_key)
-        low = int(np.searchsorted(offsets, begin))
-        if low < len(offsets):
-            self._queue(topic_queue_name(*topic_of_key(queue_key))).scatter(offsets[low:], entries[low:])
-            self._ends[queue_key] = max(self._ends.get(queue_key, 0), int(offsets[-1]) + 1)
-            if queue_key not in self._begins:
-                self._begins[queue_key] = int(offsets[low])
+        if first < begin:  # a replay: retention has taken them
+            first, entries = begin, entries[(begin - first) * ENTRY.itemsize :]
+        if len(entries):
+            self._queue(topic_queue_name(*topic_of_key(queue_key))).file.write(first * ENTRY.itemsize, entries)
+            end = first + len(entries) // ENTRY.itemsize
+            self._ends[queue_key] = max(self._ends.get(queue_key, 0), end)
+            self._begins.setdefault(queue_key, first)
 
     def _queue(self, name: str) -> GrowingQueue:
         return self._queues.queue(name)
@@ -460,12 +464,15 @@ class JobStore:
                 self.ledger.log_low_water, self.ledger.half_low_water, self.ledger.op_low_water = before
                 raise
         # Before the checkpoint, which makes the begins durable and notes them: files go only behind a begin that stays.
-        self._raise_begins()
+        moved = self.ledger.log_low_water != self._begins_for
+        if moved:
+            self._raise_begins()
         first_row = min(half_begin, low) if self.marker.op_cursor >= op_end else self.table.begin
         removed = {"state": self.table.remove_before(first_row)}
         self.checkpoint()
         removed["redo"] = self._retain_redo(max(first_row, self.table.begin))
-        removed["topics"] = self._retain_topics()
+        removed["topics"] = self._retain_numbered() + (self._retain_topics() if moved else 0)
+        self._begins_for = self.ledger.log_low_water
         # The marks may have gone back: their cursor is published last, so that the edge never takes old marks for new ones.
         self._publish()
         self.page[JobSlot.MARKS_OP_CURSOR] = self.marker.op_cursor
@@ -492,6 +499,10 @@ class JobStore:
         for queue_key in self.catalogue.queue_keys():
             queue = self._queue(topic_queue_name(*topic_of_key(queue_key)))
             removed += queue.remove_before(self.catalogue.extent(queue_key)[0])
+        return removed
+
+    def _retain_numbered(self) -> int:
+        removed = 0
         for name in NUMBERED_QUEUES:
             queue = self._queue(name)
             end = getattr(self.marker, f"{name}_end")
@@ -573,6 +584,8 @@ class JobStore:
         self._queues.doubtful = True
         self._ends: dict[int, int] = {}
         self._begins: dict[int, int] = {}
+        #: The log's low-water mark by which queues were last looked through: only another one moves their begins.
+        self._begins_for = -1
         self._unflushed = 0
         self._first_row = 0
         self.generation = number  # last: where one of its parts cannot be opened there is none to close
@@ -653,6 +666,7 @@ class JobStore:
         self.ledger.log_low_water = max(self.log.log.file.begin, self.page[JobSlot.LOG_LOW_WATER])
         self._raise_begins()
         self._retain_topics()
+        self._retain_numbered()
         if noted is not None and self.marker.sequence >= max(noted["marker"]["sequence"], self.page[JobSlot.SEQUENCE]):
             self._keep_extents(noted.get("queues", []))
         self._flush_derived()

@@ -13,8 +13,8 @@ from store.growing import GrowingFile
 from store.handles import Handles
 from store.records import ENTRY
 
-#: So many queues are kept in mind (a listing of their directory each).
-QUEUES_MAX: Final = 4096
+#: So many queues are kept in mind (a listing of their directory each): some 30 MB of a writer's memory at most.
+QUEUES_MAX: Final = 65_536
 POINT: Final = "queue"
 
 
@@ -22,7 +22,7 @@ class QueueFiles:
     """Queues by name, `topics/<topic_no>/<queue_id>` or a numbered queue's, under one directory."""
 
     def __init__(self, root: Path, entries_per_file: int, *, writable: bool = False, descriptors_max: int | None = None) -> None:
-        self.root = root
+        self.root, self._root = root, str(root)
         self._segment_bytes = entries_per_file * ENTRY.itemsize
         self.handles = Handles(writable=writable, descriptors_max=descriptors_max)
         self._queues: OrderedDict[str, GrowingQueue] = OrderedDict()
@@ -34,9 +34,9 @@ class QueueFiles:
         if queue is None:
             if len(self._queues) >= QUEUES_MAX:
                 self._queues.popitem(last=False)
-            queue = self._queues[name] = GrowingQueue(GrowingFile(self.root / name, self._segment_bytes, POINT, self.handles))
+            queue = self._queues[name] = GrowingQueue(GrowingFile(f"{self._root}/{name}", self._segment_bytes, POINT, self.handles))
             if self.doubtful and queue.file.starts():
-                self.handles.doubt_name(str(self.root / name), str(self.root))
+                self.handles.doubt_name(f"{self._root}/{name}", self._root)
         else:
             self._queues.move_to_end(name)
         return queue
@@ -44,8 +44,7 @@ class QueueFiles:
     def refresh(self) -> None:
         """Let go of files that were removed."""
         self.handles.drop_removed()
-        for queue in self._queues.values():
-            queue.file.refresh()
+        self._queues.clear()  # whoever asks for one looks at its directory again
 
     def flush(self) -> None:
         self.handles.flush(POINT, self.root)

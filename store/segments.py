@@ -235,34 +235,34 @@ class SegmentedFile:
         self._segments.clear()
 
 
-def list_segments(directory: Path, segment_bytes: int) -> list[int]:
+def list_segments(directory: Path | str, segment_bytes: int) -> list[int]:
     """Where the segments of a directory start; Corrupt where one is missing between its neighbours."""
     starts, missing = _list(directory, segment_bytes)
     if missing is not None:
         # A long directory is listed in several calls: files that are removed between them look like a gap once, not twice.
         starts, missing = _list(directory, segment_bytes)
     if missing is not None:
-        raise Corrupt(directory / segment_name(missing), 0, "segment missing between its neighbours")
+        raise Corrupt(Path(directory, segment_name(missing)), 0, "segment missing between its neighbours")
     return starts
 
 
-def _list(directory: Path, segment_bytes: int) -> tuple[list[int], int | None]:
+def _list(directory: Path | str, segment_bytes: int) -> tuple[list[int], int | None]:
     """(starts of the segments, the first that is missing between two of them)."""
     starts = sorted(_start_of(directory, name, segment_bytes) for name in _names(directory))
     gaps = (start + segment_bytes for start, following in pairwise(starts) if following != start + segment_bytes)
     return starts, next(gaps, None)
 
 
-def _start_of(directory: Path, name: str, segment_bytes: int) -> int:
+def _start_of(directory: Path | str, name: str, segment_bytes: int) -> int:
     if len(name) != NAME_DIGITS or not (name.isascii() and name.isdecimal()) or int(name) % segment_bytes:
         raise ForeignFile(
-            f"{directory / name}: not a segment of this store (names are {NAME_DIGITS} digits, "
+            f"{Path(directory, name)}: not a segment of this store (names are {NAME_DIGITS} digits, "
             f"multiples of {segment_bytes}); move it elsewhere"
         )
     return int(name)
 
 
-def _names(directory: Path) -> list[str]:
+def _names(directory: Path | str) -> list[str]:
     try:
         return [name for name in os.listdir(directory) if not name.endswith(disk.TEMPORARY_SUFFIX)]
     except FileNotFoundError:
