@@ -102,7 +102,7 @@ class JobService:
         self._lock = threading.Lock()
         self._batch_done = threading.Condition()
         self._stopping = threading.Event()
-        self.room = Room(root, self._stopping, tell, self.clock.now_ms)
+        self.room = Room(root, self._stopping, tell, self.clock.elapsed_ms)
         self.store.no_room = self.room.wait
         # Ticks grow over all starts, whatever became of the page: no checkpoint may know a later one.
         self.store.page[JobSlot.TICK] = max(self.store.page[JobSlot.TICK] + 1, time.time_ns() // 1_000_000)
