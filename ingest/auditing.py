@@ -154,18 +154,22 @@ class Auditor:
 
     async def round(self) -> None:
         """Write the denials, then the anchor."""
-        while self._denied:
-            (who, operation), denied = self._denied.popitem()
-            counts = {"denied": denied.count}
-            await self.write(AuditRecord(self._now_ms(), who, "denied", operation, denied.reason, "done", counts=counts))
+        await self._write_denials()
         head = self._audit.head
         if head.records != self._anchored:
             await self._anchor(head)
             self._anchored = head.records
 
+    async def _write_denials(self) -> None:
+        while self._denied:
+            (who, operation), denied = self._denied.popitem()
+            counts = {"denied": denied.count}
+            await self.write(AuditRecord(self._now_ms(), who, "denied", operation, denied.reason, "done", counts=counts))
+
     async def close(self) -> None:
+        """No anchor: the job may have stopped, and nothing would settle it. The next start makes one within a minute."""
         with contextlib.suppress(StoreError, EdgeError):
-            await self.round()
+            await self._write_denials()
         await self._threads.call(self._audit.close)
         self._threads.close()
 
