@@ -112,9 +112,13 @@ def main() -> None:
             print(f"{order} is committed", flush=True)
     if args.answer_for:
         consumer: Any = KafkaConsumer(
-            args.check_topic, bootstrap_servers=args.bootstrap, group_id=args.check_group_prefix + GROUP,
+            bootstrap_servers=args.bootstrap, group_id=args.check_group_prefix + GROUP,
             isolation_level="read_committed", auto_offset_reset="earliest",
         )  # fmt: skip
+        # A member that joins before it knows the topic's partitions is given none, and waits for minutes.
+        while not consumer.partitions_for_topic(args.check_topic):
+            time.sleep(0.2)
+        consumer.subscribe([args.check_topic])
         answer_checks(producer, orders, consumer, time.monotonic() + args.answer_for)
         consumer.close()
     producer.close()
