@@ -182,6 +182,10 @@ class Access:
             self.on_read(tokens.values())
         return tokens
 
+    def follow(self, wall_s: Callable[[], float]) -> None:
+        """Expiry goes by this clock from now on: the edge's, once it is open."""
+        self._wall_s = wall_s
+
     @property
     def has_tokens(self) -> bool:
         return bool(self._watched.get())

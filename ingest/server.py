@@ -123,6 +123,7 @@ async def serve(settings: Settings) -> int:
     edge = make_edge(settings)
     front = make_front(settings, access, edge, room.grpc)
     await edge.open()  # 2
+    access.follow(lambda: edge.now_ms() / 1000)
     if edge.auditor is not None:
         await edge.auditor.tokens(access.tokens)
         access.on_read = edge.auditor.tokens_read

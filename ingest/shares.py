@@ -41,6 +41,11 @@ class Share:
         self._bytes_debt_s = max(0.0, self._bytes_debt_s - passed_s) + bytes_s
         return max(self._requests_debt_s, self._bytes_debt_s) - 1.0
 
+    def forgive(self) -> None:
+        """Nobody waits longer than WAIT_MAX_S, and so nobody owes more: not what patient requests took beyond it."""
+        self._requests_debt_s = min(self._requests_debt_s, 1.0 + WAIT_MAX_S)
+        self._bytes_debt_s = min(self._bytes_debt_s, 1.0 + WAIT_MAX_S)
+
     def give_back(self, requests_s: float, bytes_s: float) -> None:
         self._requests_debt_s -= requests_s
         self._bytes_debt_s -= bytes_s
@@ -96,6 +101,7 @@ class Shares:
             self.refused += 1
             text = f"token {name}: more than its rate (tokenRequestsMax, tokenBytesMax): send less, or ask for more"
             raise QuotaExceeded(text, wait_s)
+        share.forgive()
         self.delayed += 1
         loop = asyncio.get_running_loop()
         waiting: asyncio.Future[None] = loop.create_future()

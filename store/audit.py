@@ -83,6 +83,7 @@ class Audit:
         #: The outcome of each intent, by number.
         self._outcomes: dict[int, int] = {}
         self._last_hash = ""
+        self._last: dict[str, int] = {}
         self._note(self._journal.recover() if writable else self._journal.read_new())
 
     def __len__(self) -> int:
@@ -90,7 +91,9 @@ class Audit:
 
     def _note(self, payloads: list[bytes]) -> None:
         for payload in payloads:
-            about = json.loads(payload).get("about")
+            said = json.loads(payload)
+            about = said.get("about")
+            self._last[said.get("action", "")] = len(self._starts)
             if about is not None:
                 self._outcomes[about] = len(self._starts)
             self._starts.append(self._end)
@@ -112,7 +115,8 @@ class Audit:
 
     def last(self, action: str) -> AuditRecord | None:
         """The newest record of an action."""
-        return next((found for number in reversed(range(len(self))) if (found := self[number]).action == action), None)
+        number = self._last.get(action)
+        return None if number is None else self[number]
 
     def __getitem__(self, number: int) -> AuditRecord:
         return _decode(self._journal.read_at(self._starts[number]))

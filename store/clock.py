@@ -107,7 +107,13 @@ class ClockState:
     def from_dict(cls, found: dict[str, Any]) -> ClockState:
         alert, leaps = found.get("alert"), found.get("leaps", ())
         known = found | {"alert": Alert(**alert) if alert else None, "leaps": tuple(Leap(**leap) for leap in leaps)}
-        return cls(**known)
+        made = cls(**known)
+        numbers = [made.now_ms, made.steady_ms, made.boot, made.leapt_ms, made.slack_ms, made.held_until_ms]
+        numbers += [number for leap in made.leaps for number in (leap.at_ms, leap.by_ms)]
+        numbers += [made.alert.drift_ms, made.alert.wall_ms] if made.alert else []
+        if not all(isinstance(number, int) for number in numbers):
+            raise ValueError("a time that is no number")
+        return made
 
 
 class Event(Enum):

@@ -282,5 +282,7 @@ def _alert_of(found: dict[str, Any] | None) -> Alert | None:
     """An alert file that the state does not know of: of an earlier release, or of a process that was killed behind it."""
     if found is None:
         return None
-    drift_ms = found.get("drift_ms", 0)
-    return Alert(found.get("reason", FOREIGN), drift_ms, found.get("now_ms", 0), heals=False, filed=True)
+    drift_ms, now_ms = (found.get(name, 0) for name in ("drift_ms", "now_ms"))
+    if not isinstance(drift_ms, int) or not isinstance(now_ms, int):  # somebody wrote it by hand
+        drift_ms = now_ms = 0
+    return Alert(str(found.get("reason", FOREIGN)), drift_ms, now_ms, heals=False, filed=True)

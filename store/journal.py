@@ -8,7 +8,8 @@ record
 The journal ends at the first record that is not whole and valid. Behind it lies a torn tail, which its writer cuts when it
 opens; or damage, which nobody may cut. `survey` tells them apart. A valid record behind the first invalid bytes was written after
 them, and a record's own CRC, which knows its place, makes that certain. The exception is a power failure before a flush: it may
-keep a later page and lose an earlier one, which then reads as zeros. What was flushed (`flushed_bytes`) is never a torn tail.
+keep a later sector and lose an earlier one, whose new part then reads as zeros. What was flushed (`flushed_bytes`) is never a
+torn tail.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from store.errors import Corrupt, FlushFailed, StoreUnusable
 HEAD: Final = struct.Struct("<II")
 assert HEAD.size == 8
 PAYLOAD_MAX_BYTES: Final = 1 << 24
-PAGE_BYTES: Final = 4096
-_ZERO_PAGE: Final = bytes(PAGE_BYTES)
+SECTOR_BYTES: Final = 512
+_ZERO_SECTOR: Final = bytes(SECTOR_BYTES)
 
 
 def encode(payload: bytes, offset: int) -> bytes:
@@ -82,7 +83,7 @@ def survey(path: Path, flushed_bytes: int = 0) -> Survey:
         following = _next_valid(content, stop + 1)
         if not damaged:
             end = stop
-            behind = following < len(content) and not _has_zero_page(content, stop, following)
+            behind = following < len(content) and not _has_lost_sector(content, stop, following)
             damaged = stop < len(content) and (behind or stop < flushed_bytes)
         if not damaged:
             break
@@ -112,10 +113,12 @@ def _next_valid(content: bytes, at: int) -> int:
     return len(content)
 
 
-def _has_zero_page(content: bytes, first: int, stop: int) -> bool:
-    """Whether a whole page between these places reads as zeros: one that was never written."""
-    begin = first - first % PAGE_BYTES
-    return any(content[at : at + PAGE_BYTES] == _ZERO_PAGE for at in range(begin, stop, PAGE_BYTES))
+def _has_lost_sector(content: bytes, first: int, stop: int) -> bool:
+    """Whether a sector between these places, or what was new in the first one, reads as zeros: it never reached the disk."""
+    boundary = -(-first // SECTOR_BYTES) * SECTOR_BYTES
+    if first < boundary <= stop and not any(content[first:boundary]):
+        return True
+    return any(content[at : at + SECTOR_BYTES] == _ZERO_SECTOR for at in range(boundary, stop, SECTOR_BYTES))
 
 
 class Journal:
@@ -221,6 +224,7 @@ class Journal:
             # Still the old file under its name: nothing has happened. Otherwise what this descriptor leads to is nobody's.
             if os.stat(self.path).st_ino == os.fstat(self._fd).st_ino:
                 raise
+            self._failure = error
             raise FlushFailed(f"{error}; reopen the store to find out what is durable") from error
         # Closed once, whatever comes: a number closed twice may be somebody else's file by then.
         self.close()

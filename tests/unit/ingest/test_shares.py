@@ -113,3 +113,12 @@ def test_a_request_is_held_until_its_time():
         return asyncio.get_running_loop().time() - began_s
 
     assert asyncio.run(story()) >= 0.1
+
+
+def test_ends_do_not_run_a_token_into_debt(monkeypatch):
+    Loop(monkeypatch)
+    shares, clock = made("tokenRequestsMax=10", "tokenInFlightMax=0")
+    for _ in range(10_000):
+        shares.begin("a", 0, patient=True)
+    clock.now_s += WAIT_MAX_S + 1
+    assert shares.begin("a", 0, patient=False) is None

@@ -316,3 +316,15 @@ def test_a_leap_back_takes_away_what_leapt_forth(clock, source, tmp_path):
         return clock.leapt_ms(DAY_MS) // 1000
 
     assert [leap(by_s) for by_s in (1_000, 5_000, -2_000, -3_500, -10_000, 700)] == [1_000, 6_000, 4_000, 500, 0, 700]
+
+
+@pytest.mark.parametrize("written", ['{"drift_ms": null}', '{"drift_ms": "much", "now_ms": []}', '{"reason": 7}'])
+def test_an_alert_that_somebody_wrote_by_hand_does_no_harm(clock, source, tmp_path, written):
+    (tmp_path / "clock.alert").write_text(written)
+    clock.look()
+    assert clock.alert
+    again = GuardedClock(source, tmp_path, boot=0)
+    again.look()
+    (tmp_path / "clock.alert").unlink()
+    again.look()
+    assert not again.alert

@@ -135,6 +135,22 @@ def test_what_is_known_to_be_flushed_is_never_a_torn_tail(path):
     assert survey(path, len(whole)).damaged
 
 
+@pytest.mark.parametrize("flushed", [1, 12, 100])
+def test_a_sector_that_a_power_failure_took_is_a_torn_tail(path, flushed):
+    """The first sector that was written to keeps what was flushed, and the rest of it reads as zeros; later ones are there."""
+    journal = Journal(path, "audit", writable=True)
+    journal.append([b"f" * 32] * flushed)
+    end = journal.end
+    journal.write([b"u" * 32] * 100)
+    journal.close()
+    content = bytearray(path.read_bytes())
+    content[end : (end // 512 + 1) * 512] = bytes((end // 512 + 1) * 512 - end)
+    path.write_bytes(content)
+    again = Journal(path, "audit", writable=True)
+    assert again.recover() == [b"f" * 32] * flushed
+    again.close()
+
+
 def test_a_page_that_a_power_failure_took_is_a_torn_tail(path):
     """Written without a flush, a later page may reach the disk and an earlier one not: it reads as zeros."""
     whole = written(path, b"a" * 100)
