@@ -33,6 +33,8 @@ from store.state_table import StateTable
 
 _QUEUE_COUNTS: Final = np.arange(1, QUEUES_PER_TOPIC_MAX + 1)
 _GROUP, _TOPIC, _KEY = (frames.PropertyFinder(name) for name in (frames.PGROUP, frames.REAL_TOPIC, frames.KEYS))
+#: So many numbers behind the last one that anything tells may have been given to names that nothing uses.
+UNTOLD_MAX: Final = 65_536
 _KINDS: Final = {NameKind.GROUP: "group", NameKind.TOPIC: "topic"}
 
 
@@ -177,11 +179,15 @@ class _Gathered:
             raise NamesLost(self._explain(lost))
         found = []
         for kind in _KINDS:
-            for number in range(self.ends[kind]):
+            for number in range(min(self.ends[kind], self._plausible_end(kind))):
                 told = self.told.get((kind, number)) or _Told(stand_in(number), 1)
                 queues = 0 if kind == NameKind.GROUP else told.queues or self._queues_of(told)
                 found.append(dictionary.encode(kind, queues, number, told.name))
         return found + self.makers
+
+    def _plausible_end(self, kind: NameKind) -> int:
+        """Numbers far behind all that are told or used are those of a damaged row or queue: they get no stand-in."""
+        return UNTOLD_MAX + max((number + 1 for of, number in (*self.told, *self.used) if of == kind), default=0)
 
     def _queues_of(self, told: _Told) -> int:
         """How many queues a topic had of which only frames are left: as many as fit to where its messages went."""

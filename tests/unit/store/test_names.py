@@ -7,10 +7,11 @@ import shutil
 import pytest
 
 from checker.policy import Policy
+from store import names
 from store.audit import Audit, AuditRecord
 from store.consumers import ConsumerKind, ConsumerRecord, Consumers
-from store.dictionary import Dictionary
-from store.directory import Geometry
+from store.dictionary import Dictionary, NameKind
+from store.directory import Geometry, StoreDirectory
 from store.edge import EdgeStore, End
 from store.ends import Verdict
 from store.errors import Corrupt, IllegalName, NamesLost, StoreError
@@ -269,3 +270,12 @@ def test_repair_goes_on_with_what_can_be_read_and_keeps_the_rest(journals, harm)
         assert [each.offset for each in consumers.progress.values()] == ([] if harm == "deleted" else [4])
         consumers.close()
     assert len(whole) > len(path.read_bytes())
+
+
+def test_a_number_that_cannot_be_makes_no_end_of_stand_ins(tmp_path):
+    """Of a damaged row, say."""
+    fill(tmp_path)
+    gathered = names._Gathered(StoreDirectory(tmp_path), 1)
+    gathered.from_records()
+    gathered._see(NameKind.GROUP, 1 << 30)
+    assert len(gathered.payloads()) < 2 * names.UNTOLD_MAX
