@@ -73,14 +73,15 @@ def test_a_really_full_disk_under_the_whole_service(tmp_path):
         data, ballast = mount.path / "data", mount.path / "ballast"
         with running(data, "restartDeathsMax=2", "restartBackoffMax=1s", "startTimeout=10m", job="streaming.job") as run:
             until(lambda: run.state()["ready"], "Spark has started", PATIENCE_S)
-            sent, refused = send(run, 20), []
+            sent, refused = list[str](), list[tuple[int, bool]]()
+            send(run, 20, sent)
             with ballast.open("wb") as file, suppress(OSError):
                 while True:
                     file.write(bytes(1 << 16))
             give_up_s = time.monotonic() + PATIENCE_S
             while ready(run)["job"]["state"] != "no_room" and time.monotonic() < give_up_s:
                 try:
-                    sent += send(run, 20)
+                    send(run, 20, sent)
                 except RemoteError as error:
                     refused.append((error.status, "disk is full" in str(error)))
             assert set(refused) <= {(503, True)}
@@ -89,7 +90,7 @@ def test_a_really_full_disk_under_the_whole_service(tmp_path):
             assert "no room" in run.said()
             ballast.unlink()
             until(lambda: ready(run)["job"]["state"] == "running", "it goes on by itself", PATIENCE_S)
-            sent += send(run, 20)
+            send(run, 20, sent)
             until(
                 lambda: ready(run)["job"] == {"state": "running", "halves_behind": 0, "ops_behind": 0}, "all is settled", PATIENCE_S
             )
@@ -103,11 +104,12 @@ def test_a_really_full_disk_under_the_whole_service(tmp_path):
         assert shutil.disk_usage(mount.path).free > 0
 
 
-def send(run, count):
-    """Transactions, prepared and committed; what was acknowledged."""
+def send(run, count, sent):
+    """Transactions, prepared and committed; what was acknowledged goes to `sent`, one by one: the disk may be full in between."""
     with run.client() as client:
-        ids = client.prepare([{"group": "g", "topic": "t", "text": "x" * 2000}] * count)
-        return [id for id in ids if client.end("g", id, "commit")["verdict"] in ("accepted", "already")]
+        for id in client.prepare([{"group": "g", "topic": "t", "text": "x" * 2000}] * count):
+            if client.end("g", id, "commit")["verdict"] in ("accepted", "already"):
+                sent.append(id)
 
 
 def ready(run):
