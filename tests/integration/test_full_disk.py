@@ -79,15 +79,16 @@ def test_a_really_full_disk_under_the_whole_service(tmp_path):
                 while True:
                     file.write(bytes(1 << 16))
             give_up_s = time.monotonic() + PATIENCE_S
-            while ready(run)["job"]["state"] != "no_room" and time.monotonic() < give_up_s:
+            # The edge may be the first to need room: it refuses everything then, and nothing comes to the job to wait for.
+            while not (waits := ready(run)["job"]["state"] == "no_room") and len(refused) < 100 and time.monotonic() < give_up_s:
                 try:
                     send(run, 20, sent)
                 except RemoteError as error:
                     refused.append((error.status, "disk is full" in str(error)))
             assert set(refused) <= {(503, True)}
-            assert ready(run)["job"]["state"] == "no_room", run.said()
+            assert waits or refused, run.said()
             assert run.process.poll() is None
-            assert "no room" in run.said()
+            assert not waits or "no room" in run.said()
             ballast.unlink()
             until(lambda: ready(run)["job"]["state"] == "running", "it goes on by itself", PATIENCE_S)
             send(run, 20, sent)
