@@ -28,7 +28,7 @@ from ingest.traced import traced
 from ingest.transports import Transports, public_request
 from sinks import interfaces
 from sinks.errors import BrokenPlugin, Refused
-from sinks.plugins import installed, load_one
+from sinks.plugins import check_named, find, left_out, load_one
 from store.errors import StoreError
 from store.frames import Message
 from store.progress import Progress, no_progress
@@ -41,8 +41,13 @@ T = TypeVar("T")
 
 
 def make_edge(settings: Settings, *, clock: Clock | None = None) -> Edge:
-    """The edge with everything that is installed and configured."""
-    kind = _kafka_edge() if settings.mode == "kafka" else PluggedEdge if installed(GROUP) else Edge
+    """The edge with everything that is configured."""
+    try:
+        check_named(settings.plugins)
+    except BrokenPlugin as error:
+        raise CannotStart(str(error)) from error
+    plugged = bool(find(GROUP, settings.plugins))
+    kind = _kafka_edge(plugged) if settings.mode == "kafka" else PluggedEdge if plugged else Edge
     try:
         edge = (traced(kind) if settings.otlp_endpoint else kind)(settings, clock=clock)
     except TracingError as error:
@@ -51,13 +56,24 @@ def make_edge(settings: Settings, *, clock: Clock | None = None) -> Edge:
     return edge
 
 
-def _kafka_edge() -> type[Edge]:
-    if installed(GROUP):
-        raise CannotStart(f"a plug-in ({GROUP}) is installed, and Kafka mode has no place for one: uninstall it")
+def plugin_notices(settings: Settings) -> list[str]:
+    """What an operator should know at the start: plug-ins that are installed and not used."""
+    told = left_out(settings.plugins)
+    if settings.mode == "kafka":
+        unused = find("escrow.sinks", settings.plugins)
+        told += [f"plug-in {point.name} (escrow.sinks) is not used: Kafka mode calls no sinks" for point in unused]
+    return told
+
+
+def _kafka_edge(plugged: bool) -> type[Edge]:
+    if plugged:
+        raise CannotStart(f"plugins names a plug-in of {GROUP}, and Kafka mode has no place for one: take it out of plugins")
     try:
         from ingest.kafka.edge import KafkaEdge  # noqa: PLC0415  (its client library is an extra)
     except ModuleNotFoundError as error:
-        raise CannotStart(f"mode = kafka needs the Python package {error.name}: pip install 'escrow[server,kafka]'") from error
+        raise CannotStart(
+            f"mode = kafka needs the Python package {error.name}: in a checkout of Escrow, pip install '.[server,kafka]'"
+        ) from error
     return KafkaEdge
 
 
@@ -214,7 +230,7 @@ class _ServicePart:
         edge.service_threads = Threads("transaction service", SERVICE_THREADS)
         try:
             inner = InnerService(edge)
-            service: Any = await asyncio.to_thread(load_one, GROUP, edge.settings.store_dir, inner)
+            service: Any = await asyncio.to_thread(load_one, GROUP, edge.settings.plugins, edge.settings.store_dir, inner)
             await edge.service_threads.call(service.open)
             edge.service = service
         except BrokenPlugin as error:

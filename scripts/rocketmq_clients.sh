@@ -28,9 +28,12 @@ give_up() {
     echo "escrow: $1; the tests with RocketMQ's clients are skipped, or fail with CI=true" >&2
 }
 
-jars() { # POM DIRECTORY
+jars() { # POM DIRECTORY: fetched, and every jar is the one that the lock beside the pom names
+    sh scripts/jars.sh "$1" "$PWD/$2" >".clients/fetched" || return 1
+    diff "${1%.xml}.lock" .clients/fetched >&2 && return 0
+    echo "escrow: Maven brought other jars than ${1%.xml}.lock names: nothing of them is used" >&2
     rm -rf "$2"
-    mvn --quiet --batch-mode --file "$1" dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory="$PWD/$2" >/dev/null
+    return 1
 }
 
 # 1.
@@ -51,23 +54,23 @@ if ! command -v mvn >/dev/null 2>&1 || ! command -v javac >/dev/null 2>&1; then
     give_up "mvn or javac is not installed (Debian: apt install maven openjdk-17-jdk-headless)"
     exit 0
 fi
-if ! fresh java $java/pom.xml $player; then
+if ! fresh java $java/pom.xml $java/pom.lock $player; then
     echo "Fetching RocketMQ's Java client ..."
     if jars $java/pom.xml .clients/java.new && javac -nowarn -cp '.clients/java.new/*' -d .clients/java.new $player; then
         rm -rf .clients/java
         mv .clients/java.new .clients/java
-        made java $java/pom.xml $player
+        made java $java/pom.xml $java/pom.lock $player
     else
         give_up "RocketMQ's Java client could not be fetched or compiled"
     fi
 fi
 
 # 3.
-server=tests/rocketmq/server/pom.xml
-if [ "${2:-}" = server ] && ! fresh server $server; then
+server=tests/rocketmq/server
+if [ "${2:-}" = server ] && ! fresh server $server/pom.xml $server/pom.lock; then
     echo "Fetching a whole RocketMQ ..."
-    if jars $server .clients/server; then
-        made server $server
+    if jars $server/pom.xml .clients/server; then
+        made server $server/pom.xml $server/pom.lock
     else
         give_up "RocketMQ itself could not be fetched"
     fi

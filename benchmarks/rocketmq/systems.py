@@ -22,6 +22,8 @@ from benchmarks.rocketmq.processes import Talker, extent_bytes, tree
 from escrow import Api
 from escrow.errors import EscrowError
 from store.published import EDGE_MAGIC, JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
+from streaming.errors import JobCannotStart
+from streaming.jars import resolve
 from tests.chaos.service import Service, until
 from tests.support.endpoint import quiet_port
 
@@ -60,9 +62,10 @@ class System(Protocol):
 def resolve_jars() -> str:
     """The class path: RocketMQ's jars by Maven, and our client compiled against them. Done once."""
     jars, classes = BUILD / "jars", BUILD / "classes"
-    if not (BUILD / "resolved").exists() or (BUILD / "resolved").stat().st_mtime < (HERE / "pom.xml").stat().st_mtime:
-        _run("mvn", "-q", "-B", "-f", str(HERE / "pom.xml"), "dependency:copy-dependencies", f"-DoutputDirectory={jars}")
-        (BUILD / "resolved").touch()
+    try:
+        resolve((HERE / "pom.xml").read_bytes(), (HERE / "pom.lock").read_bytes(), jars)
+    except JobCannotStart as error:
+        raise SystemExit(str(error)) from None
     compiled, source = classes / "Client.class", HERE / "Client.java"
     if not compiled.exists() or compiled.stat().st_mtime < source.stat().st_mtime:
         classes.mkdir(parents=True, exist_ok=True)

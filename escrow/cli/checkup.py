@@ -83,7 +83,9 @@ def _packages() -> Finding:
     try:
         requirements = importlib.metadata.requires("escrow") or []
     except importlib.metadata.PackageNotFoundError:
-        return Finding(Level.FAIL, "packages", "escrow itself is not installed here", "make venv, or pip install 'escrow[server]'")
+        return Finding(
+            Level.FAIL, "packages", "escrow itself is not installed here", "in a checkout: make venv, or pip install '.[server]'"
+        )
     for requirement in requirements:
         name, _, rest = requirement.partition(";")
         if "server" not in rest:
@@ -97,8 +99,8 @@ def _packages() -> Finding:
         if "==" in name and have != (wanted := name.split("==")[1].strip()):
             wrong.append(f"{bare} is {have}, not {wanted}")
     if wrong:
-        return Finding(Level.FAIL, "packages", ", ".join(wrong), f"pip install 'escrow[server]' (into {sys.prefix})")
-    return Finding(Level.OK, "packages", f"PySpark {importlib.metadata.version('pyspark')} and the rest of escrow[server]")
+        return Finding(Level.FAIL, "packages", ", ".join(wrong), f"in a checkout: pip install '.[server]' (into {sys.prefix})")
+    return Finding(Level.OK, "packages", f"PySpark {importlib.metadata.version('pyspark')} and the rest of the server extra")
 
 
 def _java() -> Finding:
@@ -482,7 +484,7 @@ def _kafka(settings: Settings) -> Iterator[Finding]:
     if getattr(settings, "mode", "embedded") != "kafka":
         return
     if importlib.util.find_spec("confluent_kafka") is None:
-        yield Finding(Level.FAIL, "Kafka", "the package confluent-kafka is missing", "pip install 'escrow[kafka]'")
+        yield Finding(Level.FAIL, "Kafka", "the package confluent-kafka is missing", "in a checkout: pip install '.[kafka]'")
     servers = [name.strip() for name in str(getattr(settings, "kafka_bootstrap_servers", "")).split(",") if name.strip()]
     if not servers:
         yield Finding(Level.FAIL, "Kafka", "kafkaBootstrapServers is empty", "name brokers: host:9092,host:9092")

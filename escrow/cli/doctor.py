@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from escrow.cli import checkup, exits
+from escrow.cli import checkup, checkup_plugins, exits
 from escrow.cli.checkup import Finding, Level
 from escrow.cli.render import cell, json_line
 from escrow.settings import Settings, SettingsError, add_arguments, load_arguments
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 TEACHES: Final = """\
 Looks at everything that Escrow needs: Python and its packages, Java, memory, the settings, the data
-directory (space, rights, how long a flush takes), keys and tokens, the clock, ports, limits, Kafka
-where it is used, and the service itself if it runs. It changes nothing but for a test file that it
+directory (space, rights, how long a flush takes), plug-ins, keys and tokens, the clock, ports, limits,
+Kafka where it is used, and the service itself if it runs. It changes nothing but for a test file that it
 removes again. Run it as the user that Escrow runs as.
 
 Every line is ok, warn or FAIL. What is not ok says why, and what to do.
@@ -76,6 +76,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     if settings is None:
         yield Finding(Level.WARN, "the rest", "was not looked at: it depends on the settings", "mend the settings first")
     else:
+        yield from checkup_plugins.plugins(settings)
         yield from checkup.installation(settings)
 
 

@@ -14,6 +14,7 @@ from escrow.cli import checkup
 from escrow.cli.checkup import Level
 from ingest.ids import load_keys
 from store.edge import EdgeStore
+from tests.support.distributions import installer
 from tests.support.service import SMALLEST
 
 #: Ports that nobody needs, so that what else runs on this machine is no matter.
@@ -152,3 +153,17 @@ def test_brokers():
         assert checkup.broker(server).level is Level.WARN
     assert checkup.broker(server).level is Level.FAIL  # it has gone
     assert checkup.broker("nowhere").level is Level.FAIL
+
+
+def test_plug_ins(doctor, tmp_path, monkeypatch):
+    put = installer(tmp_path / "site", monkeypatch)
+    put("escrow-audit", "[escrow.sinks]\naudit = escrow_audit:Made\n", escrow_audit="raise SystemExit('it ran')")
+    there = {"PYTHONPATH": str(tmp_path / "site")}
+    found = doctor(ESCROW_PLUGINS="", **there)
+    level, text = worst(found, "plug-ins")
+    assert level == "warn"
+    assert text.startswith("plug-in escrow-audit (escrow.sinks: audit) is installed and not used | add")
+    assert [each["says"] for each in doctor(ESCROW_PLUGINS="escrow-audit", **there)["plug-ins"]] == ["audit (escrow.sinks)"]
+    level, text = worst(doctor(ESCROW_PLUGINS="escrow-adit", code=1, **there), "plug-ins")
+    assert level == "fail"
+    assert "escrow-adit: no such plug-in is installed (installed: escrow-audit)" in text

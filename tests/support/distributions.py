@@ -15,7 +15,8 @@ PLUGINS_PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
 
 
 def installer(site: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """put(name, entry points, module=text, …): there until the test ends."""
+    """put(name, entry points, module=text, …): there, and named by ESCROW_PLUGINS, until the test ends."""
+    named: list[str] = []
 
     def put(name: str, entry_points: str, **modules: str) -> None:
         info = site / f"{name.replace('-', '_')}-1.2.dist-info"
@@ -27,6 +28,8 @@ def installer(site: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
             monkeypatch.delitem(sys.modules, module, raising=False)
         monkeypatch.syspath_prepend(str(site))
         importlib.invalidate_caches()
+        named.append(name)
+        monkeypatch.setenv("ESCROW_PLUGINS", ",".join(named))
 
     return put
 

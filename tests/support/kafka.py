@@ -45,7 +45,7 @@ def cached_jars(pom: Path) -> Path:
     require_tool("mvn")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     directory = cache / "escrow-jars" / f"{pom.stem}-{hashlib.sha256(pom.read_bytes()).hexdigest()[:12]}"
-    jars.resolve(pom.read_bytes(), directory)
+    jars.resolve(pom.read_bytes(), pom.with_suffix(".lock").read_bytes(), directory)
     return directory
 
 

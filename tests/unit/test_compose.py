@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -80,13 +81,42 @@ def test_every_service_that_is_wanted_is_there_with_what_it_waits_for(compose: d
                 assert services[needed]["restart"] == "no"
 
 
+EXACT = re.compile(r"[a-z/-]+:v?\d+\.\d+\.\d+(-[a-z0-9-]+)?(@sha256:[0-9a-f]{64})?")
+
+
+@pytest.mark.parametrize("image", ["kafka", "a/kafka:latest", "python:3.12-slim-bookworm", "grafana:12.1", "x:1.2.3@sha256:ab"])
+def test_a_tag_that_floats_is_not_exact(image: str) -> None:
+    assert not EXACT.fullmatch(image)
+
+
+def _bases() -> dict[str, str]:
+    """Images that the Dockerfile builds from, by the argument that sets another one."""
+    return dict(re.findall(r"(?m)^ARG (\w+_IMAGE)=(\S+)$", (ROOT / "Dockerfile").read_text()))
+
+
 def test_images_are_pinned(compose: dict[str, Any]) -> None:
-    bases = re.findall(r"(?m)^FROM (\S+)", (ROOT / "Dockerfile").read_text())
+    text, bases = (ROOT / "Dockerfile").read_text(), _bases()
+    assert set(re.findall(r"(?m)^FROM (\S+)", text)) == {f"${{{name}}}" for name in bases}
     bought = [service["image"] for service in compose["services"].values() if "build" not in service]
-    assert len(bases) == 3
-    assert len(bought) == 3
-    for image in bases + bought:
-        assert re.fullmatch(r"[a-z/-]+:v?\d+\.\d+\.\d+(-[a-z0-9-]+)?", image), f"{image}: not an exact tag"
+    assert (len(bases), len(bought)) == (2, 3)
+    for image in [*bases.values(), *bought]:
+        assert EXACT.fullmatch(image), f"{image}: not an exact tag"
+    assert compose["services"]["escrow"]["build"]["args"] == bases
+
+
+def test_every_image_can_be_set_to_a_digest(written: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines that scripts/image_digests.sh writes for .env are used, for every image. Docker is a script here."""
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\nprintf "sha256:%s" "$(printf %s "$4" | sha256sum | cut -c1-64)"\n')
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    done = subprocess.run(["sh", "scripts/image_digests.sh"], cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    services = interpolated(written["services"], {**FILLED, **lines})
+    used = [service["image"] for service in services.values() if "build" not in service]
+    used += services["escrow"]["build"]["args"].values()
+    assert sorted(used) == sorted(lines.values())
+    assert all(EXACT.fullmatch(image) and "@sha256:" in image for image in used)
 
 
 def test_what_it_mounts_and_builds_from_exists(compose: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from ingest import breaker, transports
 from ingest.core import Edge
 from ingest.errors import CannotStart, QuotaExceeded, RefusedByService, ServiceFailed
-from ingest.plugged import PluggedEdge, make_edge
+from ingest.plugged import PluggedEdge, make_edge, plugin_notices
 from store.presence import Presence
 from store.records import OpKind, State
 from tests.support.distributions import example, installer
@@ -72,6 +72,26 @@ def test_without_plug_ins_it_is_the_plain_edge(tmp_path):
     edge = make_edge(settings_for(tmp_path))
     assert type(edge) is Edge
     assert [part.name for part in edge.parts] == ["transports"]
+
+
+def test_a_plug_in_that_is_not_named_is_left_alone_and_told(tmp_path, install):
+    install("hours", f"[{SERVICE}]\nhours = theirs:Made\n", theirs="raise SystemExit('it ran')")
+    settings = settings_for(tmp_path, "plugins=")
+    assert type(make_edge(settings)) is Edge
+    assert [told.partition(":")[0] for told in plugin_notices(settings)] == ["plug-in hours (escrow.transaction_service"]
+    with pytest.raises(CannotStart, match="plugins: nothing: no such plug-in is installed"):
+        make_edge(settings_for(tmp_path, "plugins=hours,nothing"))
+
+
+def test_what_kafka_mode_does_with_plug_ins(tmp_path, install):
+    install("tellers", "[escrow.sinks]\nteller = theirs:Made\n", theirs="")
+    kafka = ("mode=kafka", "kafkaBootstrapServers=127.0.0.1:1")
+    assert plugin_notices(settings_for(tmp_path, *kafka)) == [
+        "plug-in teller (escrow.sinks) is not used: Kafka mode calls no sinks"
+    ]
+    installed(install)
+    with pytest.raises(CannotStart, match="and Kafka mode has no place for one: take it out"):
+        make_edge(settings_for(tmp_path, *kafka))
 
 
 # --- listeners ---
