@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar, overload
 from weakref import WeakKeyDictionary
 
+from escrow.arguments import require_function, require_message
 from escrow.carried import span
 from escrow.consumer import as_topics
 from escrow.engine import Engine, LoopEngine
@@ -41,7 +42,7 @@ from escrow.messages import (
     outcome_of,
     remark_of,
 )
-from escrow.producer import Begun, checked, log, say_unknown
+from escrow.producer import RETURNS_OUTCOME, Begun, checked, log, say_unknown
 
 _T = TypeVar("_T")
 _Arg = TypeVar("_Arg")
@@ -69,6 +70,8 @@ class AsyncProducer:
         check_threads: int = 4,
         check_wait_s: float = 30.0,
     ) -> None:
+        if on_check is not None:
+            require_function("on_check", on_check, "it gets a Check and returns an Outcome", may_be_coroutine=True)
         self._engine = Engine(
             url,
             group,
@@ -79,6 +82,8 @@ class AsyncProducer:
             timeout_s=timeout_s,
             retry_for_s=retry_for_s,
         )
+        if on_check is not None:
+            self._engine.warn_unasked("use `async with`, or await start(): on_check is not called before that")
         self._on_check, self._member = on_check, member
         self._check_threads, self._check_wait_s = check_threads, check_wait_s
         self._bound: LoopEngine | None = None
@@ -138,6 +143,8 @@ class AsyncProducer:
         arg: _Arg = None,  # type: ignore[assignment]
     ) -> TransactionResult:
         """Send a half, await local_transaction(message, arg), say how it went: as `Producer.send_in_transaction` does."""
+        require_message(message)
+        require_function("local_transaction", local_transaction, RETURNS_OUTCOME, may_be_coroutine=True)
         [half] = await self._here().send_halves([message])
         try:
             with span("local transaction", transaction_id=half.id):

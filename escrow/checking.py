@@ -225,7 +225,11 @@ def _not_taken(ends: Sequence[End], error: BaseException) -> None:
 
 
 def _noted(end: End, answer: EndAnswer) -> None:
-    if not answer.stands and end.outcome is not Outcome.UNKNOWN:
+    """COMMIT is the usual answer; that a message will never be seen, or is asked about again, somebody may want to know."""
+    if answer.stands or end.outcome is Outcome.UNKNOWN:
+        level = logging.DEBUG if end.outcome is Outcome.COMMIT else logging.INFO
+        log.log(level, "the check of %s was answered %s%s", end.id, end.outcome.name, f" ({end.remark})" if end.remark else "")
+    else:
         log.error(
             "the answer %s for %s came to nothing: %s %s %s", end.outcome, end.id, answer.verdict, answer.reason, answer.state
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import itertools
+import logging
 import os
 import secrets
 import socket
@@ -19,11 +20,14 @@ from concurrent.futures import Future
 from typing import Final, Protocol, TypedDict
 
 from escrow.api import Api, posting_ends, posting_halves, posting_messages
+from escrow.arguments import require_message
 from escrow.batching import Batcher
 from escrow.carried import carrying
 from escrow.checking import CheckLoop
 from escrow.loop import LoopBatcher, LoopTransport
 from escrow.messages import Check, End, EndAnswer, Half, Message, Position
+
+log: Final = logging.getLogger("escrow.producer")
 
 #: What a message needs on the wire besides its body, roughly: for the size of a request.
 _MESSAGE_BYTES: Final = 256
@@ -101,6 +105,8 @@ class Engine:
         self._messages: Batcher[Message, Position] = Batcher("messages", self._send_messages, **self.limits)
         self._ends: Batcher[End, EndAnswer] = Batcher("ends", self._send_ends, **self.limits)
         self._checks: CheckLoop | None = None
+        self._unasked: list[str] = []
+        self.warn_unasked("pass on_check, or see that another member, a webhook or a check listener answers for this group")
         close_at_exit(self)
 
     # --- in the batchers' threads, or in the callers' -----------------------------------------------------------------------
@@ -116,15 +122,28 @@ class Engine:
 
     # --- for the faces ----------------------------------------------------------------------------------------------------
     def send_halves(self, messages: Sequence[Message]) -> list[Half]:
-        messages = carrying(messages)
+        messages = _carried(messages)
         return self._halves.answers(self.keyed(messages), size_bytes=_size_bytes(messages))
 
     def keyed(self, messages: Sequence[Message]) -> list[_Keyed]:
-        """Each with its key; a new one is one that no other half of this group has: this engine's own random name, and a number."""
+        """Halves, each with its key. A new key is this engine's random name and a number: no other half of the group has it."""
+        if self._unasked:
+            self._say_unasked()
         return [(message, message.dedup_key or f"{self._key_prefix}.{next(self._key_numbers):x}") for message in messages]
 
+    def warn_unasked(self, remedy: str) -> None:
+        """As long as nothing listens to checks, the first half says so, with this remedy."""
+        self._unasked = [remedy]
+
+    def _say_unasked(self) -> None:
+        try:
+            remedy = self._unasked.pop()
+        except IndexError:
+            return  # another thread says it
+        log.warning("group %s: this producer sends halves and cannot be asked about them; %s", self.group, remedy)
+
     def send_messages(self, messages: Sequence[Message]) -> list[Position]:
-        messages = carrying(messages)
+        messages = _carried(messages)
         return self._messages.answers(messages, size_bytes=_size_bytes(messages))
 
     def end(self, ends: Sequence[End]) -> list[EndAnswer]:
@@ -136,6 +155,7 @@ class Engine:
 
     def listen(self, listener: Callable[[Check], object], member: str | None, *, threads: int, wait_s: float) -> None:
         """Begin to answer check requests."""
+        self._unasked.clear()
         self._checks = CheckLoop(
             self.api, self.group, member or own_name(), listener, self.end_soon, workers=threads, wait_s=wait_s
         )
@@ -194,11 +214,11 @@ class LoopEngine:
         return await self._transport.post(posting_ends(self._group, ends), give_up_at)
 
     def send_halves(self, messages: Sequence[Message]) -> asyncio.Future[list[Half]]:
-        messages = carrying(messages)
+        messages = _carried(messages)
         return self._halves.submit(self._engine.keyed(messages), size_bytes=_size_bytes(messages))
 
     def send_messages(self, messages: Sequence[Message]) -> asyncio.Future[list[Position]]:
-        messages = carrying(messages)
+        messages = _carried(messages)
         return self._messages.submit(messages, size_bytes=_size_bytes(messages))
 
     def end(self, ends: Sequence[End]) -> asyncio.Future[list[EndAnswer]]:
@@ -209,6 +229,12 @@ class LoopEngine:
         done = await asyncio.gather(*[batcher.close(timeout_s) for batcher in (self._halves, self._messages, self._ends)])
         self._transport.close()
         return all(done)
+
+
+def _carried(messages: Sequence[Message]) -> Sequence[Message]:
+    for message in messages:  # mostly one
+        require_message(message)
+    return carrying(messages)
 
 
 def _size_bytes(messages: Sequence[Message]) -> int:

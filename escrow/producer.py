@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, overload
 
+from escrow.arguments import require_function, require_message, require_on_error
 from escrow.carried import span
 from escrow.engine import Engine
 from escrow.errors import EndConflict, EndRefused, EscrowError
@@ -49,12 +50,16 @@ _Arg = TypeVar("_Arg")
 #: What answers a check: only an Outcome settles the half.
 Listener = Callable[[Check], Outcome | None]
 
+#: What a local transaction is, for whoever passed something else.
+RETURNS_OUTCOME: Final = "it gets the message and `arg`, runs the local transaction and returns an Outcome"
+
 
 class Producer:
     """Sends transactional and ordinary messages of one producer group. One for a process; for any number of threads.
 
     url, group        where Escrow is, and who we are: the group ends its halves and is asked about them
-    on_check          answers check-backs, in a background thread; without it this producer is never asked
+    on_check          answers check-backs, in a background thread; without it this producer is never asked, and logs a warning
+                      with its first half
     token, tls        a bearer token (or a function that gives one), an SSL context (`escrow.tls_context`)
     linger_s          how long a message that came while a request was under way waits for company; one caller alone never waits
     batch_max         messages in one shared request (1: none is shared, each caller makes his own; ordinary messages of an
@@ -82,6 +87,8 @@ class Producer:
         check_threads: int = 4,
         check_wait_s: float = 30.0,
     ) -> None:
+        if on_check is not None:
+            require_function("on_check", on_check, "it gets a Check and returns an Outcome", may_be_coroutine=False)
         self._engine = Engine(
             url,
             group,
@@ -118,11 +125,14 @@ class Producer:
     ) -> TransactionResult:
         """Send a half, run the local transaction, say how it went.
 
+        0  what cannot be run is refused (TypeError), and nothing was sent
         1  the half is sent; if that fails, the error is raised and nothing was run
         2  local_transaction(message, arg) runs here; `message.transaction_id` is the half's id, for a barrier row
         3  the Outcome that it returned is said. Anything else that it returned is UNKNOWN, and so is an exception, which is
            raised on
         """
+        require_message(message)  # 0
+        require_function("local_transaction", local_transaction, RETURNS_OUTCOME, may_be_coroutine=False)
         half = self.send_half(message)  # 1
         try:
             with span("local transaction", transaction_id=half.id):
@@ -190,8 +200,8 @@ class Begun:
     """What a transaction block knows, whether it is a `with` or an `async with`."""
 
     def __init__(self, message: Message, on_error: Outcome) -> None:
-        if on_error is Outcome.COMMIT:
-            raise ValueError("on_error: COMMIT would release messages of failed transactions; say UNKNOWN or ROLLBACK")
+        require_message(message)
+        require_on_error(on_error)
         self._on_error = on_error
         self._half: Half | None = None
         #: With its `transaction_id`, from the beginning of the block.

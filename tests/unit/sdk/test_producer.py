@@ -517,8 +517,8 @@ def test_a_program_that_closes_nothing_leaves_at_once_and_in_order(escrow):
     assert [lease.done for lease in escrow.leases["paid", "shipping"].values()] == [True]
 
 
-def test_nothing_is_logged_in_a_quiet_life(escrow, producer, caplog):
+def test_nothing_is_logged_in_a_quiet_life(escrow, caplog):
     caplog.set_level(logging.DEBUG, "escrow")
-    producer.send_in_transaction(PAID, lambda *_: Outcome.COMMIT)
-    producer.close()
+    with Producer(escrow.url, "orders", on_check=lambda check: Outcome.COMMIT) as producer:
+        producer.send_in_transaction(PAID, lambda *_: Outcome.COMMIT)
     assert caplog.records == []
