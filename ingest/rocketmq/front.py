@@ -4,7 +4,7 @@
     edge.parts.append(front)                  # opened and closed with the edge
     front.service.observe = metrics.observe_call
 
-grpc.aio in the edge's own loop, measured against the alternatives (benchmarks/RESULTS.md): a synchronous server answers a constant
+grpc.aio in the edge's own loop, measured against the alternatives (docs/performance.md): a synchronous server answers a constant
 a little sooner, and loses more than that when each call has to be handed to the loop; a process of its own would add a hop to that.
 
 Limits: a message of maxRequestSize; grpcMaxCalls calls at a time, streams and long polls included, beyond which gRPC answers
@@ -38,6 +38,8 @@ from ingest.rocketmq.service import Service
 #: How long accepted calls may take when the edge stops.
 DRAIN_S: Final = 2.0
 METADATA_MAX_BYTES: Final = 16 << 10
+#: Of a call that nobody reads from; a message that is waited for gets a window of its size.
+WINDOW_BYTES: Final = 64 << 10
 
 
 class Front:
@@ -107,6 +109,9 @@ def server_options(settings: Settings, connections_max: int) -> list[tuple[str, 
         ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, and must not share its clients
         ("grpc.max_receive_message_length", settings.max_request_bytes),
         ("grpc.max_send_message_length", -1),
+        # Windows that do not grow by themselves: what nobody waits for stays with its sender (`ingest.rocketmq.receiving`).
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
         ("grpc.max_metadata_size", METADATA_MAX_BYTES),
         ("grpc.absolute_max_metadata_size", METADATA_MAX_BYTES),
         ("grpc.max_allowed_incoming_connections", connections_max),  # to each port

@@ -5,15 +5,26 @@ unary handler, so it would be in memory before the caller is known. What is not 
 control).
 
 One signer has RECEIVED_AT_ONCE messages on the way; more of them wait their turn. Each must arrive within requestTimeout.
+
+A stream (Telemetry) begins with a command, which is received like any call's message. Later ones come when the client likes, or
+never, and whoever waits for one lets gRPC take a whole message in. So RECEIVED_AT_ONCE streams of a signer are listened to at a
+time; each gives its place to the next one when a command has come. What the others send stays with them until then.
+
+A token has as many streams, and as many calls whose message is not here yet, as it may have requests (tokenInFlightMax): or one
+token could take up all calls of the edge (grpcMaxCalls).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import grpc.aio
 
+from ingest.access import Principal
 from ingest.rocketmq import messaging_pb2 as pb
 from ingest.rocketmq.codes import Refused
 
@@ -23,38 +34,76 @@ RECEIVED_AT_ONCE: Final = 16
 class _Turns:
     """Of one signer; `calls` have a turn or wait for one."""
 
-    __slots__ = ("calls", "free")
+    __slots__ = ("calls", "free", "listening")
 
     def __init__(self) -> None:
-        self.calls, self.free = 0, asyncio.Semaphore(RECEIVED_AT_ONCE)
+        self.calls, self.free, self.listening = 0, asyncio.Semaphore(RECEIVED_AT_ONCE), asyncio.Semaphore(RECEIVED_AT_ONCE)
 
 
 class Receiving:
-    """For one event loop."""
+    """For one event loop. `calls_max`: of one token, 0 = no limit."""
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, timeout_s: float, calls_max: int = 0) -> None:
+        self._timeout_s, self._calls_max = timeout_s, calls_max
         self._turns: dict[str, _Turns] = {}
+        self._streams: Counter[str] = Counter()
 
     @property
     def signers(self) -> int:
-        """Those that have a message on the way."""
+        """Those that have a message on the way, or a stream."""
         return len(self._turns)
 
-    async def message(self, signer: str, context: Any) -> Any:
+    async def message(self, principal: Principal, context: Any) -> Any:
         """The call's message. Refused where there is none, where it cannot be decoded, and where it takes too long."""
-        turns = self._turns.setdefault(signer, _Turns())
-        turns.calls += 1
-        try:
-            async with asyncio.timeout(self._timeout_s), turns.free:
-                found = await context.read()
-        except TimeoutError:
-            text = f"the message of this call was not here within {self._timeout_s:g} s (requestTimeout): send it again"
-            raise Refused(pb.REQUEST_TIMEOUT, text) from None
-        finally:
-            turns.calls -= 1
-            if not turns.calls:
-                del self._turns[signer]
+        with self._turn(principal) as turns:
+            if principal.is_limited and self._calls_max and turns.calls - self._streams[principal.name] > self._calls_max:
+                raise _too_many(principal, "calls whose message is not here yet")
+            try:
+                async with asyncio.timeout(self._timeout_s), turns.free:
+                    found = await context.read()
+            except TimeoutError:
+                text = f"the message of this call was not here within {self._timeout_s:g} s (requestTimeout): send it again"
+                raise Refused(pb.REQUEST_TIMEOUT, text) from None
         if found is None or found is grpc.aio.EOF:
             raise Refused(pb.BAD_REQUEST, "these bytes are not the message that this call takes")
         return found
+
+    @contextmanager
+    def stream(self, principal: Principal) -> Iterator[None]:
+        """Around a stream."""
+        with self._turn(principal):
+            self._streams[principal.name] += 1
+            try:
+                if principal.is_limited and self._calls_max and self._streams[principal.name] > self._calls_max:
+                    raise _too_many(principal, "streams")
+                yield
+            finally:
+                self._streams[principal.name] -= 1
+                if not self._streams[principal.name]:
+                    del self._streams[principal.name]
+
+    async def commands(self, principal: Principal, context: Any) -> AsyncIterator[Any]:
+        """What comes down a stream, as long as it does; None is what cannot be decoded. The first one as `message` takes it."""
+        yield await self.message(principal, context)
+        turns = self._turns[principal.name]  # `stream` holds it
+        while True:
+            async with turns.listening:
+                found = await context.read()
+            if found is grpc.aio.EOF:
+                return
+            yield found
+
+    @contextmanager
+    def _turn(self, principal: Principal) -> Iterator[_Turns]:
+        turns = self._turns.setdefault(principal.name, _Turns())
+        turns.calls += 1
+        try:
+            yield turns
+        finally:
+            turns.calls -= 1
+            if not turns.calls:
+                del self._turns[principal.name]
+
+
+def _too_many(principal: Principal, what: str) -> Refused:
+    return Refused(pb.TOO_MANY_REQUESTS, f"token {principal.name}: has too many {what} (tokenInFlightMax): end some of them first")

@@ -25,6 +25,7 @@ from ingest.rocketmq.clients import PUSH_VISIBILITY_S, Client, Clients
 from ingest.rocketmq.codes import OK, Refused
 from ingest.rocketmq.keys import Signatures
 from ingest.rocketmq.receiving import Receiving
+from ingest.webhooks import NotHandedOver
 from store.frames import UNIQ_KEY, check_name
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
@@ -56,7 +57,7 @@ class Service:
         self._edge, self._signatures, self._clients = edge, signatures, clients
         self.observe: Observe = lambda method, code, seconds: None
         settings = edge.settings
-        self._receiving = Receiving(settings.request_timeout_ms / 1000)
+        self._receiving = Receiving(settings.request_timeout_ms / 1000, settings.token_in_flight_max)
         self._accepted = [pb.NORMAL] if settings.reject_transactions else [pb.NORMAL, pb.TRANSACTION]
 
     def handler(self) -> Any:
@@ -98,7 +99,7 @@ class Service:
             began_s, caller = perf_counter(), None
             try:
                 caller = self._caller(context)
-                request = await self._receiving.message(caller.principal.name, context)
+                request = await self._receiving.message(caller.principal, context)
                 async with self._held(caller, request, patient=name == "EndTransaction"):
                     made = await call(caller, request)
             except Exception as error:
@@ -165,49 +166,61 @@ class Service:
         await self._clients.gone(caller.client)
         return pb.NotifyClientTerminationResponse(status=OK)
 
-    async def telemetry(self, commands: AsyncIterator[pb.TelemetryCommand], context: Any) -> None:
+    async def telemetry(self, _: Any, context: Any) -> None:
         """Until the client or the edge ends it. Whatever is wrong is told in a command, and ends it."""
-        began_s, code = perf_counter(), "OK"
+        began_s, code, caller = perf_counter(), "OK", None
         try:
             caller = self._caller(context)
+            with self._receiving.stream(caller.principal):
+                code = await self._serve_stream(caller, context)
         except Exception as error:
-            self._note_denial(None, "Telemetry", error)
+            self._note_denial(caller, "Telemetry", error)
             status = codes.of_error(error)
-            self.observe("Telemetry", _name(status.code), perf_counter() - began_s)
+            code = _name(status.code)
             await context.write(pb.TelemetryCommand(status=status))
-            return
+        finally:
+            self.observe("Telemetry", code, perf_counter() - began_s)
+
+    async def _serve_stream(self, caller: Caller, context: Any) -> str:
+        """The code that it ended with."""
         stream = self._clients.open(caller.client, caller.principal, context.write)
-        reading = asyncio.ensure_future(self._read(stream, caller, commands))
+        reading = asyncio.ensure_future(self._read(stream, caller, self._receiving.commands(caller.principal, context)))
         ending = asyncio.ensure_future(stream.ended.wait())
         try:
             await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done() and not reading.cancelled() and reading.exception() is not None:
-                code = _name(codes.of_error(reading.exception()).code)  # type: ignore[arg-type]
+            if reading.done() and not reading.cancelled() and (failure := reading.exception()) is not None:
+                return _name(codes.of_error(failure).code)  # type: ignore[arg-type]
+            return "OK"
         finally:
             reading.cancel()
             ending.cancel()
-            self.observe("Telemetry", code, perf_counter() - began_s)
             await self._clients.ended(stream)
 
     async def _read(self, stream: Any, caller: Caller, commands: AsyncIterator[pb.TelemetryCommand]) -> None:
-        async for command in commands:
-            self._clients.seen(caller.principal, caller.client.id)
-            try:
-                if command is None:
-                    raise Refused(pb.BAD_REQUEST, "these bytes are no command")
-                if not command.HasField("settings"):
-                    continue  # an answer to a question that Escrow does not ask
-                made = self._settings(command.settings)
-                topics = command.settings.publishing.topics
-                groups = [wire.name_of(topic) for topic in topics]
-                stream.check(groups)
-            except Exception as error:
-                await stream.write(pb.TelemetryCommand(status=codes.of_error(error)))
-                raise
-            await stream.write(pb.TelemetryCommand(status=OK, settings=made))
-            if command.settings.HasField("publishing"):
-                stream.namespace = topics[0].resource_namespace if topics else ""
-                stream.serve(groups)
+        """What is wrong is told here, in turn with what couriers write."""
+        try:
+            async for command in commands:
+                self._clients.seen(caller.principal, caller.client.id)
+                await self._take(stream, command)
+        except NotHandedOver:
+            raise
+        except Exception as error:
+            await stream.write(pb.TelemetryCommand(status=codes.of_error(error)))
+            raise
+
+    async def _take(self, stream: Any, command: pb.TelemetryCommand | None) -> None:
+        if command is None:
+            raise Refused(pb.BAD_REQUEST, "these bytes are no command")
+        if not command.HasField("settings"):
+            return  # an answer to a question that Escrow does not ask
+        made = self._settings(command.settings)
+        topics = command.settings.publishing.topics
+        groups = [wire.name_of(topic) for topic in topics]
+        stream.check(groups)
+        await stream.write(pb.TelemetryCommand(status=OK, settings=made))
+        if command.settings.HasField("publishing"):
+            stream.namespace = topics[0].resource_namespace if topics else ""
+            stream.serve(groups)
 
     def _settings(self, given: pb.Settings) -> pb.Settings:
         """What the client said, and what Escrow wants of it."""
@@ -295,7 +308,7 @@ class Service:
         began_s, code, caller = perf_counter(), "OK", None
         try:
             caller = self._caller(context)
-            request = await self._receiving.message(caller.principal.name, context)
+            request = await self._receiving.message(caller.principal, context)
             async with self._held(caller, request):
                 code = await self._receive(caller, request, context)
         except Exception as error:
@@ -325,6 +338,7 @@ class Service:
             await context.write(pb.ReceiveMessageResponse(status=pb.Status(code=pb.MESSAGE_NOT_FOUND, message=text)))
             return "MESSAGE_NOT_FOUND"
         try:
+            self._signatures.again(caller.principal).require_consume(topic, group)
             now_ms, elapsed_ms = self._edge.now_ms(), self._edge.clock.elapsed_ms()
             await context.write(pb.ReceiveMessageResponse(status=OK))
             for each in found:

@@ -23,6 +23,7 @@ from ingest.rocketmq import messaging_pb2 as pb
 from ingest.rocketmq.clients import Clients, spell
 from ingest.rocketmq.codes import Refused
 from ingest.rocketmq.keys import Key, Signatures
+from ingest.rocketmq.service import Caller, Service
 from tests.support.edge_world import settings_for, world
 
 MADE_AT = "2026-01-02T03:04:05Z"
@@ -249,6 +250,47 @@ def test_a_revoked_token_gets_no_more_checks(tmp_path):
             assert written == []
 
     asyncio.run(play())
+
+
+def test_a_poll_that_waits_shows_nothing_to_a_token_that_was_revoked(tmp_path):
+    async def play():
+        file = tmp_path / "keys" / "tokens.toml"
+        made = token_file.add(file, "short", [], ["t:c"], operator=False, metrics=False, made_at=MADE_AT)
+        async with world(tmp_path) as w, clients_of(w, Clock()) as clients:
+            access = Access(w.settings)
+            signatures = Signatures(w.settings, access)
+            principal = access.principal(f"Bearer {made}")
+            service, written = Service(w.edge, signatures, clients), list[pb.ReceiveMessageResponse]()
+            request = pb.ReceiveMessageRequest(group={"name": "c"}, batch_size=1)
+            request.message_queue.topic.name = "t"
+            request.invisible_duration.FromSeconds(30)
+            request.long_polling_timeout.FromSeconds(20)
+            receiving = asyncio.create_task(
+                service._receive(Caller(principal, clients.seen(principal, "c")), request, Context(written))
+            )
+            await w.until(lambda: w.edge.consumption.figures()["polls_waiting"] == 1)
+            token_file.revoke(file, "short")
+            await w.until(lambda: not access.tokens)
+            await w.send(b"secret")
+            with pytest.raises(Unauthorized, match="revoked"):
+                await receiving
+            assert written == []
+            assert [each.frame.body for each in await w.pull()] == [b"secret"]
+
+    asyncio.run(play())
+
+
+class Context:
+    """The part of gRPC's that is used."""
+
+    def __init__(self, written):
+        self._written = written
+
+    def time_remaining(self):
+        return None
+
+    async def write(self, answer):
+        self._written.append(answer)
 
 
 # --- signatures -------------------------------------------------------------------------------------------------------------------
