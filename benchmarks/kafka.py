@@ -41,14 +41,14 @@ from streaming.session import make_run_directory, start_spark
 from tests.support.kafka import Cluster, connector_dir, kafka_cluster
 
 PARTITIONS = 2
-#: Java needs that many of that length to be warm (benchmarks/NOTES.md).
+#: Java needs that many of that length to be warm (docs/performance.md).
 WARM_UPS = 2
 BODY_BYTES = 1024
 REAL = "bench.real"
 TRACE = ("trace", b"abc")
 #: Halves and ops are the same in every round; what the job makes of them is each round's own.
 SHARED = {"Half": "bench.half", "Op": "bench.op"}
-OWN = ("Redo", "Check", "Discard", "Lease")
+OWN = ("Redo", "Check", "Discard", "Lease", "Ends")
 
 
 def settings_for(root: Path, bootstrap: str, number: int | str, *more: str) -> Settings:

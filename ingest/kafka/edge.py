@@ -44,16 +44,19 @@ from ingest.kafka.quotas import RateQuotas
 from ingest.kafka.sealing import PlaceSealer, place_in
 from ingest.kafka.writer import LOOK_TIMEOUT_S, Reach, Record, Writer
 from ingest.operator import KIND_OF, RESULTS, Action, Done, Result
+from ingest.topics import Wanted
 from sinks.errors import KafkaUnfit
 from sinks.kafka.clients import Connection, ensure_topics
 from sinks.kafka.contract import Topics, op_headers
 from store.ends import Answer, Verdict, judge
-from store.errors import InvalidRecord
+from store.errors import InvalidRecord, StoreUnusable
 from store.frames import PGROUP, Message
 from store.progress import Progress, no_progress
 from store.records import OpKind, Via
+from store.removal import Removal
 
 AGAIN_S: Final = 1.0
+CATCH_UP_S: Final = 1.0
 REMARK_MAX: Final = 1024
 CONSUME: Final = (
     "consume the topic from Kafka, with isolation.level=read_committed: in Kafka mode this endpoint hands nothing to consumers"
@@ -77,7 +80,7 @@ class KafkaEdge(Edge):
 
     # --- opening and closing -------------------------------------------------------------------------------------------------
     async def open(self, progress: Progress = no_progress) -> None:
-        """1 the topics, as soon as Kafka answers · 2 the keys · 3 who writes and who follows · 4 all ops so far · 5 parts."""
+        """1 the topics, as soon as Kafka answers · 2 the keys · 3 who writes and who follows · 4 the ops so far · 5 parts."""
         self.groups = groups.watch(self.settings)  # before anything is touched: it may be unusable
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         await self._until_reached(self._ensure_topics)  # 1
@@ -87,8 +90,7 @@ class KafkaEdge(Edge):
         self._open_rest()  # 3
         self._open = True
         try:
-            progress(0, 0, "reading ops")
-            await self._catch_up()  # 4
+            await self._catch_up(progress)  # 4
             for part in self.parts:  # 5
                 await part.open()
         except BaseException:
@@ -130,7 +132,11 @@ class KafkaEdge(Edge):
         self._halves = Writer(connection, self._reach, "halves", self._fail, queued_bytes_max=settings.max_queued_bytes)
         self._ops = Writer(connection, self._reach, "ends", self._fail, queued_bytes_max=settings.max_queued_bytes)
         self._real_topics = RealTopics(connection.admin(), list(asdict(self.topics).values()), self._unreachable)
-        self._ends = OpFollower(connection, self.topics, self._place_sealer, self._fail)
+        self._ends = OpFollower(
+            connection, self.topics, self._place_sealer, self._fail, self._now_ms,
+            reserved_ms=settings.retention_ms, checkpoint_s=settings.kafka_checkpoint_interval_ms / 1000,
+            transactional_id_prefix=settings.kafka_transactional_id_prefix,
+        )  # fmt: skip
         self._ends.start()
         self._kafka_histories = KafkaHistories(connection, self.topics, self._place_sealer, self._ends)
         self._send_once = SendOnce(settings.store_dir / "kafka-dedup", -(-settings.dedup_window_ms // 1000))
@@ -153,13 +159,26 @@ class KafkaEdge(Edge):
             return str(error.args[0].str())
         return ""
 
-    async def _catch_up(self) -> None:
-        try:
-            async with asyncio.timeout(self.settings.start_timeout_ms / 1000):
-                await self._ends.caught_up
-        except TimeoutError:
-            reason = self._ends.trouble or "there are many; raise startTimeout"
-            raise CannotStart(f"the ops in {self.topics.op} could not all be read: {reason}") from None
+    async def _catch_up(self, progress: Progress) -> None:
+        """As long as it takes, while it gets on."""
+        most, last, moved_s, caught_up = 0, -1, time.monotonic(), self._ends.caught_up
+        while not caught_up.done():
+            waited: list[asyncio.Future[Any]] = [caught_up, self._failed]
+            await asyncio.wait(waited, timeout=CATCH_UP_S, return_when=asyncio.FIRST_COMPLETED)
+            if self._failed.done():
+                raise StoreUnusable(self._failed.result())
+            left = self._ends.to_read
+            if left != last:
+                most, last, moved_s = max(most, left), left, time.monotonic()
+            if left:
+                progress(most - left, most, "ops read")
+            if time.monotonic() > moved_s + self.settings.start_timeout_ms / 1000:
+                reason = self._ends.trouble or "Kafka gives no more of them"
+                raise CannotStart(f"the ops in {self.topics.op} could not all be read: {reason}")
+
+    @property
+    def not_ready(self) -> str:
+        return self._ends.gap
 
     def _fail(self, reason: str) -> None:
         if not self._failed.done():
@@ -217,6 +236,9 @@ class KafkaEdge(Edge):
 
     async def create_topic(self, topic: str, queues: int | None) -> tuple[int, bool]:
         raise NotInKafkaMode("topics are Kafka's here: make them there (kafka-topics.sh --create)")
+
+    async def remove_topics(self, wanted: Wanted) -> Removal:
+        raise NotInKafkaMode("topics are Kafka's here: delete them there (kafka-topics.sh --delete)")
 
     async def audited(self, limit: int, before: int | None = None) -> tuple[list[Audited], int | None]:
         raise NotInKafkaMode("in Kafka mode the op topic is the audit: what operators did bears escrow-via: operator")
@@ -299,6 +321,8 @@ class KafkaEdge(Edge):
 
     async def _say(self, ops: Sequence[tuple[Place, OpKind, Record | None]]) -> list[Answer]:
         """1 what has ended already is answered from what was read · 2 the others are written · 3 and read back."""
+        for place, _, _ in ops:
+            self._ends.require_known(place)
         answers = [judge(kind, self._ends.end_of(place)) for place, kind, _ in ops]  # 1
         open_ = [
             number for number, (answer, (_, _, record)) in enumerate(zip(answers, ops, strict=True))
@@ -430,6 +454,7 @@ class KafkaEdge(Edge):
                 "failures": self._reach.failures,
                 "partitions": self._ends.partitions,
                 "ops_read": dict(self._ends.counts),
+                "checkpoints": self._ends.checkpoints(),
             },
             **{part.name: part.figures() for part in self.parts},
             "trouble": trouble,

@@ -4,9 +4,9 @@ The order of the op partition decides; `store.ends.judge` is the rule, as in the
 answered when its own record was read back here: the answer is what the rule says at that very place of the partition, so it is
 final, and every endpoint that reads the same partition says the same.
 
-Own records are known by their key: 8 bytes that this process chose at its start, then a number. Kept in memory only, and built
-anew from the op topic at every start; the op topic is kept for 2 × fileReservedTime, so that bounds it. Ends of halves that are
-gone from the half topic are let go.
+Own records are known by their key: 8 bytes that this process chose at its start, then a number. The bytes are in memory only. Every
+kafkaCheckpointInterval they are written to the ends topic (checkpoints.py), and a start goes on from there (beginning.py): it reads
+the ops since, not all of them. Ends of halves that are gone from the half topic are let go.
 
 An op that names a group counts if that is the half's: an endpoint's op shows it by its sealed id; for any other one the half is
 looked up. Where that cannot be done now (the half is behind an open transaction of somebody else, or its partition does not
@@ -23,10 +23,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from ingest.errors import OpsMissing
+from ingest.kafka.beginning import Beginner, Beginning, Gap
+from ingest.kafka.checkpoints import Saver, Snapshot
+from ingest.kafka.ended import Ends
 from ingest.kafka.halves import Reader, reading
 from ingest.kafka.ops import Op, headers_of, read_op
 from ingest.kafka.places import Place
@@ -47,32 +52,15 @@ AGAIN_S: Final = 0.5
 UNJUDGED_MAX: Final = 100_000
 _AT_ONCE: Final = 4096
 _TOKEN_BYTES: Final = 8
-_CHUNK_BITS: Final = 16
-_CHUNK: Final = 1 << _CHUNK_BITS
+#: A checkpoint comes early after so many ops: a start that reads them all gets on by it, even if it is broken off.
+CHECKPOINT_OPS: Final = 500_000
+#: At the end, for the last checkpoint.
+CLOSE_S: Final = 5.0
 LOG: Final = logging.getLogger("escrow.edge")
 
 
-class Ends:
-    """One byte a half offset of one partition, as in `store.ends`. Written by one thread, read by any."""
-
-    def __init__(self) -> None:
-        self._chunks: dict[int, bytearray] = {}
-
-    def __getitem__(self, half_offset: int) -> int:
-        chunk = self._chunks.get(half_offset >> _CHUNK_BITS)
-        return chunk[half_offset & (_CHUNK - 1)] if chunk is not None else OPEN
-
-    def __setitem__(self, half_offset: int, value: int) -> None:
-        number = half_offset >> _CHUNK_BITS
-        chunk = self._chunks.get(number)
-        if chunk is None:
-            chunk = self._chunks[number] = bytearray(_CHUNK)
-        chunk[half_offset & (_CHUNK - 1)] = value
-
-    def forget(self, below: int) -> None:
-        """Halves below this offset are gone."""
-        for number in [number for number in self._chunks if (number + 1) << _CHUNK_BITS <= below]:
-            del self._chunks[number]
+class TopicsChanged(Exception):
+    """What was read is of no use any more; the text says why."""
 
 
 class Unjudged:
@@ -86,6 +74,11 @@ class Unjudged:
     @property
     def count(self) -> int:
         return len(self._waiting)
+
+    @property
+    def partitions(self) -> set[int]:
+        """Where some wait."""
+        return {place.partition for place in self._places}
 
     @property
     def trouble(self) -> str:
@@ -113,14 +106,38 @@ class Unjudged:
 class OpFollower:
     """Made in the event loop, runs in a thread."""
 
-    def __init__(self, connection: Connection, topics: Topics, sealer: PlaceSealer, fail: Callable[[str], None]) -> None:
-        self._topics, self._sealer, self._fail = topics, sealer, fail
+    def __init__(
+        self,
+        connection: Connection,
+        topics: Topics,
+        sealer: PlaceSealer,
+        fail: Callable[[str], None],
+        now_ms: Callable[[], int],
+        *,
+        reserved_ms: int,
+        checkpoint_s: float,
+        transactional_id_prefix: str,
+    ) -> None:
+        self._topics, self._sealer, self._fail, self._now_ms = topics, sealer, fail, now_ms
         self._loop = asyncio.get_running_loop()
-        self._consumer = Consumer(reading(connection))
+        # Ops that are passed over would make answers wrong: where its place is gone, it says so.
+        self._consumer = Consumer(reading(connection, auto_offset_reset="error"))
         self._watcher = Consumer(reading(connection))  # reads nothing: what it asks waits behind no fetch
         self._half_watcher = end_watcher(connection)
         self._halves = Reader(connection, topics.half)
+        self._beginner = Beginner(connection, topics, reserved_ms, now_ms)
+        self._beginnings = ThreadPoolExecutor(1, "kafka-beginnings")
+        self._beginning: Future[list[Beginning]] | None = None
+        self._saver = Saver(connection, topics.ends, transactional_id_prefix)
+        self._checkpoint_s = checkpoint_s
+        self._bindings: dict[int, bytes] = {}
+        self._positions: dict[int, int] = {}  # partition: the op to be read next
+        self._saved: dict[int, tuple[int, float]] = {}  # partition: position and time of its last checkpoint
+        self._saving: set[int] = set()
+        self._gaps: dict[int, Gap] = {}
+        self._ids: tuple[str, str] | None = None
         self._ends: dict[int, Ends] = {}
+        self._half_lows: dict[int, int] = {}
         self._half_ends: dict[int, int] = {}
         self._unjudged = Unjudged()
         self._behind: dict[int, int] = {}  # partition: where it ended when we began
@@ -155,6 +172,27 @@ class OpFollower:
     def partitions(self) -> int:
         return len(self._ends)
 
+    def require_known(self, place: Place) -> None:
+        """OpsMissing where ops about this half may be gone from Kafka."""
+        if not self._is_known(place):
+            raise OpsMissing(self._gaps[place.partition].text)
+
+    @property
+    def gap(self) -> str:
+        """Why ends of some halves cannot be answered; "" where all can."""
+        return next((gap.text for gap in self._gaps.values() if gap.matters(self._now_ms())), "")
+
+    @property
+    def to_read(self) -> int:
+        """Ops that have to be read before all that were there at the start are known."""
+        return sum(max(0, end - self._positions.get(partition, 0)) for partition, end in list(self._behind.items()))
+
+    def checkpoints(self) -> dict[str, Any]:
+        """Figures of the checkpoints."""
+        since = [at - self._saved.get(partition, (0, 0.0))[0] for partition, at in list(self._positions.items())]
+        saver = self._saver
+        return {"written": saver.written, "failures": saver.failures, "trouble": saver.trouble, "ops_since": sum(since)}
+
     def _tell(self, answered: Sequence[tuple[int, Answer]]) -> None:
         for number, answer in answered:
             waiter = self._waiters.get(number)
@@ -169,6 +207,8 @@ class OpFollower:
         self._stopping.set()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._saver.close, CLOSE_S)
+        self._beginnings.shutdown(wait=False)
         await asyncio.to_thread(self._consumer.close)
         await asyncio.to_thread(self._watcher.close)
         await asyncio.to_thread(self._half_watcher.close)
@@ -181,38 +221,100 @@ class OpFollower:
             try:
                 self._follow()
                 self._judge_again()
+                self._begin()
+                self._checkpoint(self._checkpoint_s)
                 if time.monotonic() - looked_s >= LOOK_S:
                     self._look()
                     looked_s = time.monotonic()
-                self.trouble = self._unjudged.trouble
+                self.trouble = self._unjudged.trouble or self.gap
             except KafkaException as error:
                 self.trouble = f"ops cannot be read: {error.args[0].str()}"
                 self._stopping.wait(AGAIN_S)
+            except TopicsChanged as error:
+                self._loop.call_soon_threadsafe(self._fail, str(error))
+                return
             except BaseException as error:  # a defect: an op that is passed over would make later answers wrong
                 LOG.exception("following %s", self._topics.op)
                 self._loop.call_soon_threadsafe(self._fail, f"{type(error).__name__}: {error}")
                 return
+        self._checkpoint(0.0)
 
     def _look(self) -> None:
-        """New partitions are followed from their beginning; what is gone from the half topic is let go. An op partition that has
-        no half partition is passed over: its ops are about nothing."""
+        """New partitions are begun; what is gone from the half topic is let go. An op partition that has no half partition is
+        passed over: its ops are about nothing."""
         op, half = (self._consumer.list_topics(name, timeout=ASK_S).topics[name] for name in (self._topics.op, self._topics.half))
         new = sorted(set(op.partitions) & set(half.partitions) - set(self._ends))
-        if new:
-            self._behind.update({each: bounds_of(self._watcher, self._topics.op, each, ASK_S)[1] for each in new})
-            self._ends.update({partition: Ends() for partition in new})
-            self._consumer.incremental_assign([TopicPartition(self._topics.op, each, OFFSET_BEGINNING) for each in new])
+        if new and self._beginning is None:
+            self._beginning = self._beginnings.submit(self._beginner.begin, new)
+        self._check_ids()
         for partition, ends in self._ends.items():
             low, self._half_ends[partition] = bounds_of(self._watcher, self._topics.half, partition, GLANCE_S)
+            self._half_lows[partition] = low
             ends.forget(low)
+
+    def _check_ids(self) -> None:
+        """Topics that were made anew have no record that is known here."""
+        ids = self._beginner.ids()
+        self._ids = self._ids or ids
+        if ids != self._ids:
+            raise TopicsChanged(f"{self._topics.half} or {self._topics.op} was made anew: its ids in Kafka are others now")
+
+    def _begin(self) -> None:
+        """Follow the partitions whose beginning was found."""
+        if self._beginning is not None and self._beginning.done():
+            found, self._beginning = self._beginning, None
+            for each in found.result():
+                self._add(each)
+        if self._ends and self._beginning is None and not self._behind:
+            self._note_caught_up()
+
+    def _add(self, found: Beginning) -> None:
+        partition = found.partition
+        self._positions[partition], self._bindings[partition] = found.op_offset, found.binding
+        self._saved[partition] = (found.op_offset, time.monotonic())
+        if found.op_offset < found.op_end:
+            self._behind[partition] = found.op_end
+        if found.gap is not None:
+            self._gaps[partition] = found.gap
+            LOG.warning("%s", found.gap.text)
+        self._ends[partition] = found.ends
+        self._consumer.incremental_assign([TopicPartition(self._topics.op, partition, found.op_offset)])
+
+    def _note_caught_up(self) -> None:
+        if not self.caught_up.done() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._is_caught_up)
+
+    def _checkpoint(self, interval_s: float) -> None:
+        """Order a checkpoint of each partition where one is due. Not while ops of it wait: they are in no chunk, and below its
+        position."""
+        while self._saver.done:
+            snapshot, written = self._saver.done.popleft()
+            self._saving.discard(snapshot.partition)
+            if written:
+                self._saved[snapshot.partition] = (snapshot.op_offset, self._saved[snapshot.partition][1])
+            elif snapshot.partition in self._ends:
+                self._ends[snapshot.partition].changed_again(snapshot.chunks)
+        now_s, waiting = time.monotonic(), self._unjudged.partitions if self._unjudged.count else set()
+        for partition, position in self._positions.items():
+            at, ordered_s = self._saved[partition]
+            early = position - at >= CHECKPOINT_OPS and now_s - ordered_s >= AGAIN_S
+            due = position > at and (now_s - ordered_s >= interval_s or early)
+            if due and partition not in self._saving and partition not in waiting:
+                self._saving.add(partition)
+                self._saved[partition] = (at, now_s)
+                ends = self._ends[partition]
+                chunks = ends.take(all_of_them=not self._saver.holds(partition))
+                self._saver.save(Snapshot(partition, self._bindings[partition], position, chunks, ends.numbers))
 
     def _follow(self) -> None:
         first = self._consumer.poll(POLL_S)
         if first is None:
             return
         messages = [first, *self._consumer.consume(_AT_ONCE, 0)]
-        good = [message for message in messages if message.error() is None]
+        good: list[Any] = [message for message in messages if message.error() is None]
         self._apply(good)
+        for message in good:
+            self._positions[message.partition()] = message.offset() + 1
         while self._unjudged.count >= UNJUDGED_MAX and not self._stopping.is_set():  # nothing more is read, so memory is bounded
             self._stopping.wait(AGAIN_S)
             self._judge_again()
@@ -224,12 +326,16 @@ class OpFollower:
             if message.offset() + 1 >= self._behind.get(message.partition(), math.inf):
                 del self._behind[message.partition()]
         for event in events:
-            if event.error().code() == KafkaError._PARTITION_EOF:
+            code = event.error().code()
+            if code == KafkaError._PARTITION_EOF:
                 self._behind.pop(event.partition(), None)
-            elif event.error().code() != KafkaError.UNKNOWN_TOPIC_OR_PART:  # a partition that is just being made
+            elif code in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                at = self._positions.get(event.partition())
+                raise TopicsChanged(
+                    f"op partition {event.partition()} has no op {at} any more: it was read too late, or Kafka has lost records"
+                )
+            elif code != KafkaError.UNKNOWN_TOPIC_OR_PART:  # a partition that is just being made
                 self.trouble = f"ops cannot be read: {event.error().str()}"
-        if not self._behind and not self.caught_up.done() and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._is_caught_up)
 
     def _judge_again(self) -> None:
         """Ops that wait, in the order in which they came."""
@@ -248,17 +354,32 @@ class OpFollower:
                 continue
             if self._unjudged.keeps(Place(message.partition(), op.half_offset), message):
                 continue
+            if self._ends[message.partition()].has(op.half_offset, message.offset()):
+                continue
             answer = self._judge(message.partition(), op, (message.partition(), op.half_offset, op.group) in counted)
             self.counts[answer.verdict.value] += 1
             key = message.key() or b""
-            if len(key) == _TOKEN_BYTES + 8 and key.startswith(self._token):
+            own = len(key) == _TOKEN_BYTES + 8 and key.startswith(self._token)
+            if own and self._is_known(Place(message.partition(), op.half_offset)):
                 answered.append((int.from_bytes(key[_TOKEN_BYTES:], "big"), answer))
         if answered and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._tell, answered)
 
+    def _oldest(self, partition: int) -> int:
+        """The first half of which something can be said, now or later."""
+        gap, low = self._gaps.get(partition), self._half_lows.get(partition, 0)
+        return low if gap is None or gap.matters(self._now_ms()) else max(low, gap.known_from)
+
+    def _is_known(self, place: Place) -> bool:
+        """Whether all ops about this half are known."""
+        gap = self._gaps.get(place.partition)
+        return gap is None or place.half_offset >= gap.known_from or not gap.matters(self._now_ms())
+
     def _judge(self, partition: int, op: Op, counts: bool) -> Answer:
         if not counts:
             return Answer(Verdict.REFUSED, "unknown id, or of another group")
+        if op.half_offset < self._oldest(partition):
+            return Answer(Verdict.REFUSED, "gone: it is older than what Kafka keeps")
         ends = self._ends[partition]
         before = ends[op.half_offset]
         answer = judge(op.kind, before)

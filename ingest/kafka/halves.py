@@ -21,10 +21,11 @@ RECONNECT_MS: Final = 1000
 
 def reading(connection: Connection, **more: Any) -> dict[str, Any]:
     """Options of a consumer that belongs to no group and sees only what was committed."""
-    return connection.librdkafka(
-        group_id=NO_GROUP, enable_auto_commit=False, enable_partition_eof=True, isolation_level="read_committed",
-        auto_offset_reset="earliest", reconnect_backoff_max_ms=RECONNECT_MS, **more,
-    )  # fmt: skip
+    fixed: dict[str, Any] = {
+        "group_id": NO_GROUP, "enable_auto_commit": False, "enable_partition_eof": True, "isolation_level": "read_committed",
+        "auto_offset_reset": "earliest", "reconnect_backoff_max_ms": RECONNECT_MS,
+    }  # fmt: skip
+    return connection.librdkafka(**{**fixed, **more})
 
 
 class Reader:

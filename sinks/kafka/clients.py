@@ -26,6 +26,8 @@ LOOK_S: Final = 3.0
 RECONNECT_MS: Final = 1_000
 #: Half, op, redo and discard topic keep records for so many times fileReservedTime.
 HALVES_KEPT: Final = 2
+#: The active segment of a compacted topic is not compacted, and a start reads it all.
+ENDS_SEGMENT_BYTES: Final = 16 << 20
 #: librdkafka wants a group of whoever reads, and asks the brokers for it. Nobody joins this one, and no offset is committed in it.
 NO_GROUP: Final = "escrow-reads-only"
 
@@ -171,10 +173,14 @@ def ensure_topics(
         topics.check: (partitions, topic_settings.kept(retention_ms)),
         topics.discard: (shards, kept),
         topics.lease: (1, logged),  # drivers ask for the brokers' time there
+        topics.ends: (shards, {topic_settings.CLEANUP: "compact"}),
     }
     common = {"min.insync.replicas": str(min_insync)}
+    made_with = {topics.ends: {"segment.bytes": str(ENDS_SEGMENT_BYTES)}}
     missing = [
-        NewTopic(name, count, replication, config=common | config) for name, (count, config) in wanted.items() if name not in there
+        NewTopic(name, count, replication, config=common | config | made_with.get(name, {}))
+        for name, (count, config) in wanted.items()
+        if name not in there
     ]
     _create(admin, missing)
     add_partitions(connection, topics, shards)
@@ -196,10 +202,14 @@ def _create(admin: AdminClient, missing: list[NewTopic]) -> None:
 
 
 def add_partitions(connection: Connection, topics: Topics, shards: int) -> None:
-    """Op, redo and discard topic get as many partitions as there are shards; more is left as it is."""
+    """Op, redo, discard and ends topic get as many partitions as there are shards; more is left as it is."""
     admin = connection.admin()
     there = admin.list_topics(timeout=ADMIN_S).topics
-    short = [name for name in (topics.op, topics.redo, topics.discard) if name in there and len(there[name].partitions) < shards]
+    short = [
+        name
+        for name in (topics.op, topics.redo, topics.discard, topics.ends)
+        if name in there and len(there[name].partitions) < shards
+    ]
     if not short:
         return
     for name, made in admin.create_partitions([NewPartitions(name, shards) for name in short]).items():

@@ -56,6 +56,7 @@ class Topics:
     check: str
     discard: str
     lease: str
+    ends: str
 
 
 def is_topic_name(name: str) -> bool:

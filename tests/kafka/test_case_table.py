@@ -1,4 +1,4 @@
-"""Every case of spec §7, and what plays it in Kafka mode: tests of this directory against the real broker; or why it has none.
+"""Every case of docs/cases.md, and what plays it in Kafka mode: tests against the real broker, or why it has none.
 
 The rules themselves are those of embedded mode (checker/, streaming/settle.py), where every case is played through Spark with time
 injected: tests/integration/test_case_table.py.

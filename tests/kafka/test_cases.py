@@ -1,4 +1,4 @@
-"""Cases of the specification (§7) that do not need HTTP, in Kafka mode: plain Kafka clients on one side, the real job on the other.
+"""Cases of docs/cases.md that do not need HTTP, in Kafka mode: plain Kafka clients on one side, the real job on the other.
 
 The job's clock is moved by the test; stored times are the broker's. `settled` is the barrier: a half that is committed last and
 comes out says that everything before it in its shard was settled.
@@ -443,7 +443,7 @@ def test_the_same_history_has_the_same_end_as_in_embedded_mode(world: KafkaWorld
 
 def rows_of(world: KafkaWorld, places: list[Place], directory: Path) -> list[tuple[State, int]]:
     """(state, check_count) of halves, from the redo topic alone."""
-    topics = contract.Topics(world.half, world.op, world.redo, world.check, world.discard, world.lease)
+    topics = contract.Topics(world.half, world.op, world.redo, world.check, world.discard, world.lease, world.ends)
     target = release.Target(topics, 0, "unused", Connection(world.cluster.bootstrap).librdkafka(), 60_000)
     shard = Shard(ShardStore(directory, 10_000), target, lambda _: "unused", threading.Event())
     try:

@@ -16,13 +16,14 @@ from tests.support.kafka import Cluster
 from tests.support.one_shard import OneShard
 
 RETENTION_MS = 1_000_000
+NAMES = ("half", "op", "redo", "check", "discard", "lease", "ends")
 _NUMBERS = itertools.count(1)
 
 
 class OwnTopics:
     def __init__(self, cluster: Cluster) -> None:
         self.connection, prefix = clients.Connection(cluster.bootstrap), f"topics{next(_NUMBERS)}"
-        self.topics = contract.Topics(*(f"{prefix}.{name}" for name in ("half", "op", "redo", "check", "discard", "lease")))
+        self.topics = contract.Topics(*(f"{prefix}.{name}" for name in NAMES))
         self.admin = self.connection.admin()
 
     def ensure(self, **more: Any) -> None:

@@ -22,6 +22,7 @@ from streaming.settle import Feed, Settler
 from tests.support.kafka import Cluster
 
 NOW_MS = 1_900_000_000_000
+NAMES = ("half", "op", "redo", "check", "discard", "lease", "ends")
 _NUMBERS = itertools.count(1)
 
 
@@ -30,7 +31,7 @@ class OneShard:
 
     def __init__(self, cluster: Cluster, root: Path) -> None:
         self.cluster, self.root, self.name = cluster, root, f"task{next(_NUMBERS)}"
-        self.topics = contract.Topics(*(f"{self.name}.{name}" for name in ("half", "op", "redo", "check", "discard", "lease")))
+        self.topics = contract.Topics(*(f"{self.name}.{name}" for name in NAMES))
         self.connection = clients.Connection(cluster.bootstrap)
         copies = min(3, len(cluster.brokers))
         clients.ensure_topics(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from ingest.kafka import ends
-from ingest.kafka.ends import Ends, OpFollower, Unjudged
+from ingest.kafka.beginning import Beginning
+from ingest.kafka.ended import Ends
+from ingest.kafka.ends import OpFollower, Unjudged
 from sinks.kafka.contract import Topics
 
 
@@ -35,15 +38,34 @@ class Client:
 
 def test_op_partitions_beyond_those_of_the_half_topic_are_passed_over_until_there_are_halves() -> None:
     follower: Any = OpFollower.__new__(OpFollower)
-    follower._topics = Topics("half", "op", "redo", "check", "discard", "lease")
+    follower._topics = Topics("half", "op", "redo", "check", "discard", "lease", "ends")
     follower._consumer = follower._watcher = client = Client(half=2, op=4)
-    follower._ends, follower._half_ends, follower._behind = {}, {}, {}
+    follower._ends, follower._half_ends, follower._half_lows, follower._behind = {}, {}, {}, {}
+    follower._positions, follower._bindings, follower._saved, follower._gaps, follower._beginning = {}, {}, {}, {}, None
+    follower._ids, follower.caught_up = None, Future[None]()
+    follower.caught_up.set_result(None)
+    follower._beginner = SimpleNamespace(
+        ids=lambda: ("a", "b"), begin=lambda new: [Beginning(each, 0, 10, Ends(), b"") for each in new]
+    )
+    follower._beginnings = AtOnce()
     follower._look()
+    follower._begin()
     assert client.assigned == [0, 1]
     client.topics["half"] = 3
     follower._look()
+    follower._begin()
+    follower._look()
     assert client.assigned == [0, 1, 2]
     assert follower._half_ends == {0: 10, 1: 10, 2: 10}
+
+
+class AtOnce:
+    """An executor that has done it when it is asked."""
+
+    def submit(self, work: Any, *arguments: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work(*arguments))
+        return done
 
 
 # --- halves that cannot be read now -------------------------------------------------------------------------------------
@@ -54,14 +76,16 @@ class Record:
         named = {"escrow-op": kind, "escrow-half-offset": str(half_offset), "escrow-group": "g"}
         self.headers = lambda: [(name, value.encode()) for name, value in named.items()]
         self.partition, self.key, self.value = (lambda: partition), (lambda: key), (lambda: b"")
+        self.offset = lambda: 0
 
 
 class Following(OpFollower):
     """Two half partitions that end at 10; what lies at 5 and beyond in partition 0 is behind an open transaction."""
 
     def __init__(self) -> None:
-        self._topics = Topics("half", "op", "redo", "check", "discard", "lease")
+        self._topics = Topics("half", "op", "redo", "check", "discard", "lease", "ends")
         self._ends, self._half_ends = {0: Ends(), 1: Ends()}, {0: 5, 1: 10}
+        self._gaps, self._half_lows = {}, {}
         self._unjudged, self.counts, self.trouble = Unjudged(), Counter[str](), ""
         self._token, self.answers, self.fails = b"12345678", dict[int, str](), False
         self._loop: Any = SimpleNamespace(is_closed=lambda: False, call_soon_threadsafe=self._note)

@@ -18,7 +18,7 @@ from store.redo_log import Marker, RedoKind, make_entries
 from store.undeliverable import Refusal
 
 NOW_MS = 1_900_000_000_000
-TOPICS = contract.Topics("half", "op", "redo", "check", "discard", "lease")
+TOPICS = contract.Topics("half", "op", "redo", "check", "discard", "lease", "ends")
 TARGET = release.Target(TOPICS, 3, "escrow-half-3", {}, 60_000)
 
 
