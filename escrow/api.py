@@ -225,6 +225,14 @@ class Api:
         given = {"topic": topic, **({} if queues is None else {"queues": queues})}
         return self._object("POST", "/v1/operator/topics", content=given)
 
+    def remove_topics(
+        self, topics: Sequence[str] = (), *, unused: bool = False, made_by: str | None = None, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """Removes topics that nobody uses: these, or all of them. How many went, and why the others stay."""
+        content: dict[str, Any] = {"topics": list(topics), "unused": unused, "dry_run": dry_run}
+        content |= {} if made_by is None else {"made_by": made_by}
+        return self._object("POST", "/v1/operator/topics/remove", content=content, repeat=Repeat.IF_NOT_DONE)
+
     def _post(self, posting: Posting[_T], give_up_at: float | None) -> list[_T]:
         answer = self.transport.call(
             "POST", posting.path, content=posting.content, media=posting.media, repeat=posting.repeat, give_up_at=give_up_at

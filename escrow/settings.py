@@ -106,7 +106,7 @@ class Key:
     """One key: everything that is known about it but its value."""
 
     name: str
-    kind: str  # duration, size, count, switch, choice, text, path
+    kind: str  # duration, size, count, switch, choice, text, path, names
     default: str  # as it stands in the file: TOML
     doc: str
     section: str
@@ -134,6 +134,8 @@ class Key:
             return 'a size such as "64MiB"; a bare integer is in bytes'
         if self.kind == "choice":
             return " | ".join(self.choices)
+        if self.kind == "names":
+            return 'a list of names, ["one", "two"]; in a variable or flag: one,two'
         return {"count": "a whole number", "switch": "true | false", "text": "text", "path": "a path"}[self.kind]
 
 
@@ -262,6 +264,14 @@ def _parse_text(key: Key, raw: object) -> str:
     return raw
 
 
+def _parse_names(_key: Key, raw: object) -> tuple[str, ...]:
+    """The file has a list; a variable or a flag has the names with commas between them."""
+    names = [name.strip() for name in raw.split(",") if name.strip()] if isinstance(raw, str) else raw
+    if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
+        raise _Wrong(f'{_said(raw)} is no list of names: write ["one", "two"]')
+    return tuple(dict.fromkeys(names))
+
+
 _PARSERS: Final = {
     "duration": _parse_duration,
     "size": _parse_size,
@@ -270,6 +280,7 @@ _PARSERS: Final = {
     "choice": _parse_choice,
     "text": _parse_text,
     "path": _parse_text,
+    "names": _parse_names,
 }
 
 
@@ -571,6 +582,9 @@ class Settings:
     kafka_check_topic: str = _key("kafkaCheckTopic", "text", '"ESCROW_CHECK_TOPIC"', "Check requests, keyed by producer group.")
     kafka_discard_topic: str = _key("kafkaDiscardTopic", "text", '"TRANS_CHECK_MAX_TIME_TOPIC"', "Where discarded halves go.")
     kafka_lease_topic: str = _key("kafkaLeaseTopic", "text", '"ESCROW_LEASE_TOPIC"', "Its one partition goes to the master.")
+    kafka_ends_topic: str = _key(
+        "kafkaEndsTopic", "text", '"ESCROW_ENDS_TOPIC"', "How halves have ended: what an endpoint starts from."
+    )
     kafka_partitions: int = _key("kafkaPartitions", "count", "4", "Partitions of topics that are made.", least=1, most=65_535)
     kafka_replication: int = _key("kafkaReplication", "count", "3", "Copies of topics that are made.", least=1, most=32_767)
     kafka_min_insync: int = _key(
@@ -605,6 +619,10 @@ class Settings:
         "kafkaUndeliverableMax", "count", "100000",
         "The most messages that a shard sets aside (300 bytes of the driver's memory each). Beyond that it releases nothing.",
         least=1, most=1 << 24,
+    )  # fmt: skip
+    kafka_checkpoint_interval_ms: int = _key(
+        "kafkaCheckpointInterval", "duration", '"30s"',
+        "How often an endpoint writes to kafkaEndsTopic how halves have ended. A start reads the ops since.", least=1_000,
     )  # fmt: skip
     kafka_transaction_timeout_ms: int = _key(
         "kafkaTransactionTimeout", "duration", '"60s"', "Kafka aborts a transaction that was left open for this long.",
@@ -658,6 +676,12 @@ class Settings:
     log_dir_text: str = _key("logDir", "path", '""', "Where the parts' output goes. Empty: logs/ in dataDir.")
     log_file_bytes: int = _key("logFileSize", "size", '"16MiB"', "A log file is rotated at this size.", least=4 << 10, most=1 << 34)
     log_files: int = _key("logFiles", "count", "5", "Rotated log files kept of each part.", least=1, most=1_000)
+
+    _begin("Plug-ins. See docs/plugins.md.")
+    plugins: tuple[str, ...] = _key(
+        "plugins", "names", "[]",
+        "Distributions whose plug-ins are loaded: DISTRIBUTION, or DISTRIBUTION:ENTRY-POINT for one of them. No others are.",
+    )  # fmt: skip
 
     _begin("The supervisor: escrow run.")
     start_timeout_ms: int = _key(
@@ -762,7 +786,7 @@ class Settings:
 
     def kafka_topics(self) -> dict[str, str]:
         """Arguments of sinks.kafka.contract.Topics."""
-        return {name: getattr(self, f"kafka_{name}_topic") for name in ("half", "op", "redo", "check", "discard", "lease")}
+        return {name: getattr(self, f"kafka_{name}_topic") for name in ("half", "op", "redo", "check", "discard", "lease", "ends")}
 
     def geometry_values(self) -> dict[str, int]:
         """Arguments of store.directory.Geometry."""
@@ -804,6 +828,8 @@ def written(key: Key, value: Any) -> object:
     if key.kind == "size":
         text = _size_text(value)
         return value if text.isdigit() else text
+    if key.kind == "names":
+        return list(value)
     return str(value) if key.kind == "path" else value
 
 

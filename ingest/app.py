@@ -238,6 +238,11 @@ class Exchange:
         elif self.route is not None and self.route.body is not None:
             self.principal.require_some(role)
 
+    def identify_again(self) -> None:
+        """Behind a long wait: the token that asked may have been revoked, or have expired, meanwhile."""
+        assert self.route is not None
+        self.identify(self.route.role)
+
     def begin_share(self) -> asyncio.Future[None] | None:
         """What to wait for, so that the caller's token keeps to its rate."""
         assert self.route is not None

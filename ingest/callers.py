@@ -22,10 +22,21 @@ from urllib.parse import urlsplit
 from ingest.access import is_loopback
 from ingest.errors import Forbidden
 
-#: What proxies add to a request that they pass on.
+#: What proxies, meshes, tunnels and networks of caches add to a request that they pass on.
 FORWARDING: Final = frozenset(
-    {"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-server", "x-real-ip"}
-)
+    {"forwarded", "via", "x-forwarded", "forwarded-for", "x-real-ip", "x-real-port", "cdn-loop"}
+    | {
+        f"x-forwarded-{rest}"
+        for rest in (
+            "access-token", "by", "client-cert", "client-ip", "email", "for", "groups", "host", "method", "path", "port", "prefix",
+            "preferred-username", "proto", "protocol", "scheme", "server", "ssl", "tls-client-cert", "uri", "url", "user",
+        )
+    }
+    | {f"x-original-{rest}" for rest in ("for", "forwarded-for", "host", "method", "proto", "uri", "url")}
+    | {f"x-envoy-{rest}" for rest in ("attempt-count", "external-address", "internal", "original-path", "peer-metadata")}
+    | {"cf-connecting-ip", "cf-ray", "client-ip", "fastly-client-ip", "fly-client-ip", "true-client-ip", "x-appengine-user-ip"}
+    | {"x-arr-log-id", "x-azure-clientip", "x-client-ip", "x-cluster-client-ip", "x-proxyuser-ip", "tailscale-user-login"}
+)  # fmt: skip
 _FORWARDING_BYTES: Final = frozenset(name.encode() for name in FORWARDING)
 _OWN_SITES: Final = (b"same-origin", b"none")
 

@@ -119,6 +119,8 @@ class Consumption:
 
     def _recover(self, consumers: Consumers) -> None:
         """Progress of an earlier life. Where an older log was put in place (a restore), a group cannot have read beyond its end."""
+        consumers.is_there, is_empty = self._is_there, not consumers.progress
+        consumers.forget_removed()
         consumers.clip(self._store.next_offset)
         until_ms = self._clock.elapsed_ms() + self._settings.visibility_max_ms
         for (group_no, queue_key), progress in consumers.progress.items():
@@ -126,7 +128,7 @@ class Consumption:
                 group_no, queue_key, self._settings.look_ahead, progress, until_ms=until_ms
             )
         # Written anew as a whole: whatever of it was not flushed before the process died is durable now.
-        if consumers.progress:
+        if not is_empty:
             consumers.compact()
 
     # --- news ---------------------------------------------------------------------------------------------------------------------
@@ -178,6 +180,20 @@ class Consumption:
         if topic_no is None:
             return []
         return [topic_no << QUEUE_ID_BITS | queue_id for queue_id in range(self._store.dictionary.queues[topic_no])]
+
+    def _edition(self, queue_key: int) -> int:
+        return self._store.dictionary.editions[topic_of_key(queue_key)[0]]
+
+    def _is_there(self, queue_key: int, edition: int) -> bool:
+        """Whether the topic of a queue is there, in this edition of its number. In any thread."""
+        names, topic_no = self._store.dictionary, topic_of_key(queue_key)[0]
+        return topic_no not in names.removed and (topic_no >= len(names.topics) or names.editions[topic_no] == edition)
+
+    def forget_removed(self) -> None:
+        """Topics were removed: so is what groups have done in them, and their numbers will be others'."""
+        removed = self._store.dictionary.removed.keys()
+        for place in [place for place in self._queues if topic_of_key(place[1])[0] in removed]:
+            del self._queues[place]
 
     # --- polls --------------------------------------------------------------------------------------------------------------------
     async def poll(
@@ -375,15 +391,20 @@ class Consumption:
             if missing:
                 begin = EARLIEST if (topic, group) in self._early else begin
                 offsets = await self._offsets(missing, begin)
-                note = [ConsumerRecord(ConsumerKind.OFFSET, group_no, key, offset) for key, offset in offsets.items()]
-                await self._ledger.note(note, durable=True)
+                await self._ledger.note(self._records(ConsumerKind.OFFSET, group_no, offsets), durable=True)
+                if self._queue_keys(topic) != queue_keys:  # it was removed meanwhile
+                    return []
                 self._early.discard((topic, group))
                 for queue_key, offset in offsets.items():
                     self._queues[group_no, queue_key] = self._new_queue(group_no, queue_key, offset)
-            return [self._queues[group_no, queue_key] for queue_key in queue_keys]
+            return [queue for queue_key in queue_keys if (queue := self._queues.get((group_no, queue_key))) is not None]
+
+    def _records(self, kind: ConsumerKind, group_no: int, offsets: dict[int, int]) -> list[ConsumerRecord]:
+        return [ConsumerRecord(kind, group_no, key, offset, edition=self._edition(key)) for key, offset in offsets.items()]
 
     def _new_queue(self, group_no: int, queue_key: int, offset: int) -> GroupQueue:
-        return GroupQueue(group_no, queue_key, self._settings.look_ahead, Progress(offset))
+        progress = Progress(offset, edition=self._edition(queue_key))
+        return GroupQueue(group_no, queue_key, self._settings.look_ahead, progress)
 
     async def _offsets(self, queue_keys: Sequence[int], begin: str | int) -> dict[int, int]:
         """The queue_offset in each queue that `begin` means now."""
@@ -405,11 +426,12 @@ class Consumption:
         async with self._making:
             group_no: int = await self._committer.call(partial(self._store.add_group, group))
             offsets = await self._offsets(queue_keys, target)
+            if self._queue_keys(topic) != queue_keys:
+                raise InvalidRequest(f"topic: {topic} was removed meanwhile: there is nothing to seek in")
             for queue_key, offset in offsets.items():
                 known = self._queues.get((group_no, queue_key)) or self._new_queue(group_no, queue_key, 0)
                 self._queues[group_no, queue_key] = known.put_at(offset)
-            records = [ConsumerRecord(ConsumerKind.SEEK, group_no, key, offset) for key, offset in offsets.items()]
-            await self._ledger.note(records, durable=True)
+            await self._ledger.note(self._records(ConsumerKind.SEEK, group_no, offsets), durable=True)
         self._waiting.wake(topic, group)
         return {topic_of_key(queue_key)[1]: offset for queue_key, offset in offsets.items()}
 
@@ -548,6 +570,8 @@ class Consumption:
         records: list[ConsumerRecord] = []
         for letter in letters:
             queue = self._queues.get((group_no, letter.queue_key))
+            if topic_of_key(letter.queue_key)[0] in self._store.dictionary.removed:
+                continue
             if queue is None:
                 queue = self._queues[group_no, letter.queue_key] = self._new_queue(group_no, letter.queue_key, 0)
             records += queue.finish(letter.queue_offset)
@@ -569,7 +593,7 @@ class Consumption:
                 "queues": [self._queue_figures(queue_key) for queue_key in self._queue_keys(topic)],
                 "groups": [self._group_figures(group_no, queues) for group_no, queues in by_topic.get(topic_no, {}).items()],
             }
-            for topic_no, topic in enumerate(self._store.dictionary.topics)
+            for topic_no, topic in self._store.dictionary.living_topics()
         ]
 
     def lags(self) -> dict[tuple[str, str], tuple[int, int]]:

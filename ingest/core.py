@@ -50,6 +50,7 @@ from ingest.overview import Overview
 from ingest.quotas import Quotas
 from ingest.receipts import ReceiptSealer
 from ingest.threads import Threads
+from ingest.topics import Removing, Wanted
 from store.audit import ANCHOR_TOPIC, Head
 from store.clock import Rules
 from store.cursor import Cursors
@@ -64,6 +65,7 @@ from store.progress import Progress, no_progress
 from store.published import JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
 from store.reader import TopicReader
 from store.records import OpKind, State, Via, queue_key_of, queue_offset_of, topic_of_key
+from store.removal import Removal
 from store.wake import EDGE_WAKE, JOB_WAKE, Sleeper, Waker
 
 LOG: Final = logging.getLogger("escrow.edge")
@@ -164,6 +166,7 @@ class Edge:
             keys, self.notice = load_keys(self.settings.keys_file, self.settings.id_keys)  # 2
             self._receipts = ReceiptSealer(keys)
             self._start_clock(self.settings.data_dir, last_time_ms(self.store))
+            self.store.dedup.leapt_s = lambda: self.clock.leapt_ms(self.settings.dedup_window_ms) // 1000
             self._sealer = Sealer(keys, self.store.directory.store_id, self.store.lineage.half_ends)
             self._open_rest()
         except BaseException:
@@ -175,6 +178,11 @@ class Edge:
         except BaseException:
             await self.close()
             raise
+
+    @property
+    def not_ready(self) -> str:
+        """Why it is open and should be sent nothing all the same; "" mostly."""
+        return ""
 
     def _start_clock(self, directory: Path | None, last_ms: int = 0) -> None:
         self.clock = GuardedClock(
@@ -227,6 +235,7 @@ class Edge:
             self.store, self._committer, cursors, settings, self.clock,
             receipts=self._receipts, refuse=self._refuse_if_standby,
         )  # 5  # fmt: skip
+        self._removing = Removing(self.store, self._consumption)
         self._open_operators()
         self._woken = asyncio.Event()
         self._sleeper = Sleeper(root / EDGE_WAKE)
@@ -392,6 +401,11 @@ class Edge:
         if queues is not None and queues != found:
             raise InvalidRequest(f"queues: topic {topic} has {found} queues, fixed when it was made, not {queues}")
         return found, made
+
+    async def remove_topics(self, wanted: Wanted) -> Removal:
+        """Remove topics that nobody uses. For operators."""
+        self._refuse_if_standby("topics")
+        return await self._removing.remove(wanted)
 
     async def audited(self, limit: int, before: int | None = None) -> tuple[list[Audited], int | None]:
         """What operators did, the newest first."""
@@ -635,7 +649,6 @@ class Edge:
             self.store.heartbeat(self.clock.elapsed_ms())
             # Beside the event loop: it may write.
             await asyncio.to_thread(self.clock.look)
-            self.store.dedup.leapt_s = self.clock.leapt_ms(self.settings.dedup_window_ms) // 1000
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _retain(self) -> None:

@@ -210,6 +210,18 @@ class KafkaUnreachable(EdgeError):
     code, status, retry_after_s = "kafka_unreachable", 503, 2.0
 
 
+class NotReady(EdgeError):
+    """The endpoint is open, and cannot answer all that it may be asked."""
+
+    code, status, retry_after_s = "not_ready", 503, 5.0
+
+
+class OpsMissing(EdgeError):
+    """Kafka mode: ops about a half may be gone from Kafka, so nobody knows how it ended."""
+
+    code, status, retry_after_s = "ops_missing", 503, 60.0
+
+
 class KafkaRefused(EdgeError):
     """Kafka answered, and said no."""
 

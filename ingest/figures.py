@@ -82,6 +82,13 @@ def _embedded(edge: Edge, status: Mapping[str, Any]) -> Iterator[Figure]:
         "escrow_proposals_passed_over", "counter", "Discard proposals of halves that had ended", status["proposals_passed_over"]
     )
     yield _one("escrow_ops_reopened", "counter", "Halves reopened because their end could not be read", status["reopened"])
+    names = status["names"]
+    yield _one("escrow_topics", "gauge", "Topics that are there", names["topics"])
+    yield _one(
+        "escrow_topic_numbers_used", "gauge", "Numbers of topics, and of removed ones that the log still tells of",
+        names["topic_numbers_used"],
+    )  # fmt: skip
+    yield _one("escrow_topic_numbers", "gauge", "Numbers that there are for topics", names["topics_max"])
     yield from _consumers(edge, status["consumption"])
 
 
@@ -94,6 +101,10 @@ def _kafka(status: Mapping[str, Any]) -> Iterator[Figure]:
     )
     yield _one("escrow_kafka_queued_records", "gauge", "Kafka mode: records on their way to Kafka", status["queued_records"])
     yield _one("escrow_kafka_ops_read", "counter", "Kafka mode: op records followed", sum(kafka["ops_read"].values()))
+    kept = kafka["checkpoints"]
+    yield _one("escrow_kafka_checkpoints", "counter", "Kafka mode: checkpoints written to the ends topic", kept["written"])
+    yield _one("escrow_kafka_checkpoint_failures", "counter", "Kafka mode: checkpoints not written", kept["failures"])
+    yield _one("escrow_kafka_ops_since_checkpoint", "gauge", "Kafka mode: ops that the next start reads", kept["ops_since"])
 
 
 def _checks(status: Mapping[str, Any]) -> Iterator[Figure]:

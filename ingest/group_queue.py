@@ -132,6 +132,7 @@ class GroupQueue:
     ) -> None:
         """`until_ms`: no hand-out of an earlier life can be held longer; what says so was written by a clock that was ahead."""
         self.group_no, self.queue_key, self._window = group_no, queue_key, window
+        self._edition = progress.edition if progress is not None else 0
         self.offset = self._noted = progress.offset if progress is not None else 0
         self._scanned = self.offset
         self._done: set[int] = set()
@@ -316,7 +317,7 @@ class GroupQueue:
             return False
         self._finish(queue_offset)
         if queue_offset > self.offset:
-            records.append(ConsumerRecord(ConsumerKind.DONE, self.group_no, self.queue_key, queue_offset))
+            records.append(self._record(ConsumerKind.DONE, queue_offset))
         return True
 
     def change_visibility(self, queue_offset: int, attempts: int, visible_at_ms: int, until_ms: int, now_ms: int) -> int | None:
@@ -361,7 +362,7 @@ class GroupQueue:
             return []
         self._finish(queue_offset)
         if queue_offset > self.offset:
-            return [ConsumerRecord(ConsumerKind.DONE, self.group_no, self.queue_key, queue_offset)]
+            return [self._record(ConsumerKind.DONE, queue_offset)]
         return self.noted()
 
     def not_buried(self, queue_offset: int, again_at_ms: int) -> None:
@@ -379,10 +380,10 @@ class GroupQueue:
         if self.offset <= self._noted:
             return []
         self._noted = self.offset
-        return [ConsumerRecord(ConsumerKind.OFFSET, self.group_no, self.queue_key, self.offset)]
+        return [self._record(ConsumerKind.OFFSET, self.offset)]
 
     def receipt(self, queue_offset: int, attempts: int, visible_at_ms: int) -> ConsumerRecord:
-        return ConsumerRecord(ConsumerKind.RECEIPT, self.group_no, self.queue_key, queue_offset, attempts, visible_at_ms)
+        return self._record(ConsumerKind.RECEIPT, queue_offset, attempts, visible_at_ms)
 
     def _matches(self, queue_offset: int, attempts: int, visible_at_ms: int) -> bool:
         entry = self._entries.get(queue_offset)
@@ -455,9 +456,12 @@ class GroupQueue:
         self._advance()
         return undone
 
+    def _record(self, kind: ConsumerKind, queue_offset: int, attempts: int = 0, visible_at_ms: int = 0) -> ConsumerRecord:
+        return ConsumerRecord(kind, self.group_no, self.queue_key, queue_offset, attempts, visible_at_ms, self._edition)
+
     def put_at(self, queue_offset: int) -> GroupQueue:
         """This group and queue anew, from here on: what was in hand is not any more."""
-        anew = GroupQueue(self.group_no, self.queue_key, self._window, Progress(queue_offset))
+        anew = GroupQueue(self.group_no, self.queue_key, self._window, Progress(queue_offset, edition=self._edition))
         anew._floor_ms = anew._latest_ms = self._latest_ms + 1
         return anew
 

@@ -5,6 +5,7 @@
 - `autoCreateTopics = false`: only an operator makes topics, by asking for it.
 - A token makes `topicsPerTokenMax` topics and `groupsPerTokenMax` groups. The dictionary notes who made a name, so the count
   outlives a restart. Operators are not counted.
+- A topic that an operator removes (`topics.py`) counts no more for who made it.
 - The last `topicsReserved` numbers are for operators, and for the topics of dead letters, which Escrow makes by itself.
 
 What was admitted and is not in the dictionary yet counts too, for a while: requests that come together cannot pass the limit
@@ -68,13 +69,14 @@ class Names:
 
     def _check_reserve(self, new_topics: list[str]) -> None:
         on_the_way = sum(kind == NameKind.TOPIC and name not in new_topics for kind, name in self._on_the_way)
-        room = TOPICS_MAX - self._settings.topics_reserved - len(self._dictionary.topics) - on_the_way
+        used = self._dictionary.topic_numbers_used
+        room = TOPICS_MAX - self._settings.topics_reserved - used - on_the_way
         if new_topics and len(new_topics) > room:
             self.refused["reserve"] += 1
             raise TooManyNames(
-                f"topic: {new_topics[0][:80]}: {len(self._dictionary.topics)} of {TOPICS_MAX} topics are there, and the last "
-                f"{self._settings.topics_reserved} (topicsReserved) are for operators: have one make it (escrow topic create), or "
-                "use fewer topics and message keys or tags instead",
+                f"topic: {new_topics[0][:80]}: {used} of {TOPICS_MAX} numbers of topics are used, and the last "
+                f"{self._settings.topics_reserved} (topicsReserved) are for operators: have one make it (escrow topic create) or "
+                "remove unused ones (escrow topic remove), or use fewer topics and message keys or tags instead",
                 "topic",
             )
 
@@ -99,7 +101,8 @@ class Names:
 
     def figures(self) -> dict[str, Any]:
         return {
-            "topics": len(self._dictionary.topics),
+            "topics": self._dictionary.topic_count,
+            "topic_numbers_used": self._dictionary.topic_numbers_used,
             "topics_max": TOPICS_MAX,
             "groups": len(self._dictionary.groups),
             "refused": dict(self.refused),

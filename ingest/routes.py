@@ -12,6 +12,8 @@ from escrow.metrics import EdgeMetrics
 from ingest import console, openapi, wire
 from ingest.app import Exchange, Route
 from ingest.dead_letters import topic_of as dead_letter_topic
+from ingest.errors import NotReady
+from ingest.topics import Wanted
 
 _TAKES: Final = (400, 408, 413, 415, 429, 503)
 _ASKS: Final = (400, 429, 503)
@@ -53,6 +55,8 @@ async def get_checks(exchange: Exchange) -> None:
     asked, group = exchange.query(wire.ChecksQuery), exchange.name("group")
     exchange.principal.require_produce(group)
     async with exchange.attended(), exchange.edge.poll_checks(group, asked.member, asked.max, asked.wait_s) as handover:
+        exchange.identify_again()
+        exchange.principal.require_produce(group)
         id_of = exchange.edge.id_of
         await exchange.answer(wire.ChecksOut([wire.check(request, id_of(request)) for request in handover.requests]))
 
@@ -78,6 +82,8 @@ async def get_messages(exchange: Exchange) -> None:
             max_messages=asked.max, wait_s=asked.wait_s, visibility_s=asked.visibility_s, tags=asked.tags, start=asked.start,
         )  # fmt: skip
         try:
+            exchange.identify_again()
+            exchange.principal.require_consume(topic, asked.group)
             id_of = exchange.edge.transaction_id_of
             await exchange.answer(wire.DeliveriesOut([wire.delivery(each, id_of(each)) for each in found]))
         except BaseException:
@@ -166,6 +172,17 @@ async def post_topics(exchange: Exchange) -> None:
     await exchange.answer(wire.TopicMadeOut(given.topic, queues, made))
 
 
+async def post_topics_remove(exchange: Exchange) -> None:
+    given = await exchange.body(wire.TopicsRemoveIn)
+    wanted = Wanted(given.topics, given.unused, given.made_by, given.dry_run)
+    if wanted.dry_run:
+        found = await exchange.edge.remove_topics(wanted)
+    else:
+        async with exchange.edge.noted(exchange.principal.name, "remove topics", wanted.told()):
+            found = await exchange.edge.remove_topics(wanted)
+    await exchange.answer(wire.topics_removed(found, given.dry_run))
+
+
 async def get_status(exchange: Exchange) -> None:
     await exchange.answer(await exchange.edge.status())
 
@@ -176,6 +193,8 @@ async def get_livez(exchange: Exchange) -> None:
 
 
 async def get_readyz(exchange: Exchange) -> None:
+    if reason := exchange.edge.not_ready:
+        raise NotReady(reason)
     await exchange.answer(wire.ready(exchange.edge.settings.role, exchange.edge.job_state()))
 
 
@@ -224,6 +243,8 @@ _ROUTES: Final = (
           problems=(503,), console=True),
     Route("POST", "/v1/operator/topics", post_topics, "Make a topic; one that is there stays as it is", OPERATOR,
           wire.TopicMadeOut, wire.TopicIn, problems=(*_TAKES, 409)),
+    Route("POST", "/v1/operator/topics/remove", post_topics_remove, "Remove topics that nobody uses, by name or all", OPERATOR,
+          wire.TopicsRemovedOut, wire.TopicsRemoveIn, problems=_TAKES, body_max_bytes=_NAMES_MAX_BYTES),
     Route("GET", "/v1/status", get_status, "What the edge sees", OPERATOR, wire.StatusOut),
     Route("GET", "/livez", get_livez, "Alive", "", wire.LiveOut),
     Route("GET", "/readyz", get_readyz, "Accepts, and how the job is", "", wire.ReadyOut, problems=(503,)),

@@ -20,6 +20,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -35,14 +36,17 @@ from ingest.core import HEARTBEAT_S, Edge
 from ingest.door import Door
 from ingest.errors import CannotStart, EdgeError
 from ingest.figures import Figures
-from ingest.plugged import make_edge
+from ingest.plugged import make_edge, plugin_notices
 from ingest.rocketmq.front import Front
 from ingest.room import Room, grpc_ports, make_room
 from ingest.routes import make_routes
 from store.errors import GeometryMismatch, StoreError, StoreUnusable
+from store.progress import no_progress
 
 #: How long accepted requests may take after the signal to stop.
 DRAIN_S: Final = 2.5
+#: How often a start that takes long tells how far it is.
+TELL_S: Final = 5.0
 OK, FAILED, USELESS = 0, 1, 2
 
 _SETTING_OF: Final = {
@@ -122,7 +126,7 @@ async def serve(settings: Settings) -> int:
     listening = bind(settings, access)  # 1
     edge = make_edge(settings)
     front = make_front(settings, access, edge, room.grpc)
-    await edge.open()  # 2
+    await edge.open(Telling() if settings.mode == "kafka" else no_progress)  # 2
     access.follow(lambda: edge.now_ms() / 1000)
     if edge.auditor is not None:
         await edge.auditor.tokens(access.tokens)
@@ -133,7 +137,7 @@ async def serve(settings: Settings) -> int:
     await endpoint.door.open(listening, context)  # 3
     tune_collector()
     beside = [asyncio.create_task(work) for work in (endpoint.beat(), tls.Renewal(context, settings).watch())]
-    for notice in filter(None, (edge.notice, access.notice, tls.notice(settings), room.notice)):
+    for notice in filter(None, (edge.notice, access.notice, tls.notice(settings), room.notice, *plugin_notices(settings))):
         say({"notice": notice})
     port = listening.getsockname()[1]
     say({"ready": True, "port": port, "url": url_of(settings, port), **(front.told() if front is not None else {})})
@@ -153,6 +157,18 @@ async def serve(settings: Settings) -> int:
             complain(str(error))
         return FAILED
     return FAILED if failure else OK
+
+
+class Telling:
+    """Progress of a start that takes long, for operators; the supervisor does not count the time meanwhile."""
+
+    def __init__(self) -> None:
+        self._told_s = time.monotonic()
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        if time.monotonic() >= self._told_s + TELL_S:
+            self._told_s = time.monotonic()
+            say({"waiting": True, "notice": f"not ready yet: {done:,} of {total:,} {what}"})
 
 
 def tune_collector() -> None:

@@ -1,7 +1,7 @@
 """The straight way through the door, for the operations that make up nearly all traffic: halves, messages and ends.
 
 What ASGI needs for a request, a task and a handful of objects that pass events, is a tenth of what such a request costs
-(benchmarks/NOTES.md). Here the application begins as soon as the body is there, in the same turn of the loop, and goes on when
+(docs/performance.md). Here the application begins as soon as the body is there, in the same turn of the loop, and goes on when
 what it waits for has come: as asyncio's eager tasks do (Python 3.12), only that nothing can be cancelled and there is no current
 task. So it is for handlers that wait for plain futures and nothing else (`App.straight`).
 

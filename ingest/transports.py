@@ -360,10 +360,10 @@ class Transports:
 
     async def open(self) -> None:
         """1 load the plug-ins; a broken one keeps the edge from starting · 2 ask them for their groups · 3 begin."""
-        root = self._edge.settings.store_dir
+        root, named = self._edge.settings.store_dir, self._edge.settings.plugins
         try:
-            transports = await asyncio.to_thread(load_all, "escrow.check_transports", root)  # 1
-            listeners = await asyncio.to_thread(load_all, "escrow.check_listeners")
+            transports = await asyncio.to_thread(load_all, "escrow.check_transports", named, root)  # 1
+            listeners = await asyncio.to_thread(load_all, "escrow.check_listeners", named)
         except BrokenPlugin as error:
             raise CannotStart(str(error)) from error
         for kind, found in (("escrow.check_transports", transports), ("escrow.check_listeners", listeners)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -40,6 +41,7 @@ from store.frames import (
     are_same,
 )
 from store.records import IMMUNITY_MAX_S, parse_immunity_s
+from store.removal import Removal
 
 PROPERTIES_MAX: Final = 256
 TEXT_MAX_CHARACTERS: Final = 4096
@@ -52,6 +54,8 @@ PropertyName = Annotated[str, Meta(min_length=1, max_length=TEXT_MAX_CHARACTERS)
 I63 = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 #: maxMessagesPerRequest cannot be more.
 ITEMS_MAX: Final = 65_535
+#: Topics that an answer names; the rest is counted.
+TOPICS_TOLD_MAX: Final = 1_000
 Items = Annotated[list[T], Meta(min_length=1, max_length=ITEMS_MAX)]
 Properties = Annotated[dict[PropertyName, str], Meta(max_length=PROPERTIES_MAX)]
 
@@ -143,6 +147,15 @@ class TopicIn(Struct, forbid_unknown_fields=True):
 
     topic: Annotated[str, Meta(min_length=1, max_length=NAME_MAX_BYTES)]
     queues: Annotated[int, Meta(ge=1, le=64)] | None = None
+
+
+class TopicsRemoveIn(Struct, forbid_unknown_fields=True):
+    """Topics to remove: these, or with `unused` all that nobody uses, with `made_by` only those that this token made."""
+
+    topics: Annotated[list[Annotated[str, Meta(min_length=1, max_length=NAME_MAX_BYTES)]], Meta(max_length=32_768)] = []
+    unused: bool = False
+    made_by: Annotated[str, Meta(min_length=1, max_length=NAME_MAX_BYTES)] | None = None
+    dry_run: bool = False
 
 
 class AuditQuery(Struct, forbid_unknown_fields=True):
@@ -457,6 +470,23 @@ class TopicMadeOut(Struct):
     made: bool
 
 
+class TopicKeptOut(Struct):
+    """A topic that stays, and why."""
+
+    topic: str
+    reason: str
+
+
+class TopicsRemovedOut(Struct):
+    """How many topics were removed (in a dry run: would be) and how many stay; the first 1,000 of each by name."""
+
+    dry_run: bool
+    removed: int
+    kept: int
+    topics: list[str]
+    in_the_way: list[TopicKeptOut]
+
+
 class TopicsOut(Struct):
     topics: list[TopicOut]
 
@@ -764,3 +794,8 @@ def inspected(id: str, found: Inspected) -> InspectedOut:
 
 def ready(role: str, job: JobState) -> ReadyOut:
     return ReadyOut("ok", role, JobOut(job.state, job.halves_behind, job.ops_behind))  # type: ignore[arg-type]
+
+
+def topics_removed(found: Removal, dry_run: bool) -> TopicsRemovedOut:
+    kept = [TopicKeptOut(topic, reason) for topic, reason in islice(found.kept.items(), TOPICS_TOLD_MAX)]
+    return TopicsRemovedOut(dry_run, len(found.removed), len(found.kept), found.removed[:TOPICS_TOLD_MAX], kept)

@@ -78,13 +78,16 @@ class Audit:
 
     def __init__(self, path: Path, *, writable: bool = False) -> None:
         self._journal = Journal(path, NAME, writable=writable)
+        self._forget()
+        self._note(self._journal.recover() if writable else self._journal.read_new())
+
+    def _forget(self) -> None:
         self._starts: list[int] = []
         self._end = 0
         #: The outcome of each intent, by number.
         self._outcomes: dict[int, int] = {}
         self._last_hash = ""
         self._last: dict[str, int] = {}
-        self._note(self._journal.recover() if writable else self._journal.read_new())
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -128,7 +131,10 @@ class Audit:
 
     def records(self) -> list[AuditRecord]:
         """All records, those of other processes too."""
-        self._note(self._journal.read_new())
+        payloads = self._journal.read_new()
+        if self._journal.began_anew:
+            self._forget()
+        self._note(payloads)
         return [self[number] for number in range(len(self._starts))]
 
     def close(self) -> None:

@@ -22,9 +22,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from store import disk
+from store import dictionary, disk
 from store.consumers import Consumers
 from store.dedup import EVERY_KEY_S
+from store.dictionary import Dictionary
 from store.directory import FORMAT_FILE, StoreDirectory, write_format
 from store.edge import EdgeStore
 from store.edge_recovery import CHECKPOINT, settled_ends
@@ -32,7 +33,7 @@ from store.errors import Corrupt, StoreUnusable
 from store.incarnations import INCARNATIONS, Lineage
 from store.job import CHECKPOINT as JOB_CHECKPOINT
 from store.job import JobStore
-from store.manifest import MANIFEST, CopiedFile, Manifest
+from store.manifest import MANIFEST, CopiedFile, Manifest, is_place
 from store.progress import Progress, no_progress
 from store.published import EDGE_MAGIC, PAGE_BYTES, EdgeSlot, PublishedPage
 
@@ -49,6 +50,7 @@ def backup(path: Path, dest: Path, progress: Progress = no_progress) -> dict[str
     disk.make_directory(dest)
     files: list[CopiedFile] = []
     copier = _Copier(path, dest, progress, files)
+    editions = _editions(path)
     # 1
     copier.file(path / JOB_CHECKPOINT, None)
     copier.segments(directory.redo_log(), directory.geometry.redo_segment_bytes)
@@ -60,12 +62,25 @@ def backup(path: Path, dest: Path, progress: Progress = no_progress) -> dict[str
     # 4
     for name in ("dictionary", "audit", INCARNATIONS, FORMAT_FILE):
         copier.file(path / name, None)
+    _refuse_if_reused(path, editions, _editions(dest))
     manifest = Manifest(
         directory.store_id, directory.geometry, noted.log_end, sorted(noted.positions.items()), files, noted.half_end,
-        noted.op_end, noted.half_begin,
+        noted.op_end, noted.half_begin, StoreDirectory(dest).format,
     )  # fmt: skip
     manifest.write(dest)
     return {"files": len(files), "bytes": sum(each.copied_bytes for each in files), "log_end": noted.log_end}
+
+
+def _editions(root: Path) -> list[int]:
+    names = Dictionary(root / dictionary.NAME)
+    names.close()
+    return names.editions
+
+
+def _refuse_if_reused(path: Path, before: list[int], after: list[int]) -> None:
+    """The log was copied before the dictionary: it may have frames of a topic whose number has another name by now."""
+    if before != after[: len(before)]:
+        raise StoreUnusable(f"{path}: a topic got the number of a removed one while the store was copied; make the backup again")
 
 
 class _Noted:
@@ -86,12 +101,14 @@ class _Noted:
         self.op_end = larger("op_end", EdgeSlot.OP_END)
         self.half_end = larger("half_end", EdgeSlot.HALF_END)
         self.log_end = larger("log_end", EdgeSlot.LOG_END)
-        self.half_begin = larger("half_begin", EdgeSlot.HALF_BEGIN)
+        half_begin = larger("half_begin", EdgeSlot.HALF_BEGIN)
+        self.half_begin = half_begin if half_begin <= self.half_end else 0  # a damaged page; the edge passes over it, too
         #: Behind log_end there may be batches that a dead process wrote and perhaps acknowledged: the recovery judges them.
         self.copied_end = self.log_end if checkpoint.get("clean") else None
         self.positions = {int(key): int(following) for key, following in checkpoint.get("positions", [])}
         for key, end in settled_ends(directory).items():
-            self.positions[key] = max(self.positions.get(key, 0), end)
+            if is_place(key, end):  # or a damaged catalogue says so
+                self.positions[key] = max(self.positions.get(key, 0), end)
 
 
 def restore(source: Path, path: Path, progress: Progress = no_progress) -> dict[str, Any]:
@@ -99,7 +116,7 @@ def restore(source: Path, path: Path, progress: Progress = no_progress) -> dict[
 
     It is a new incarnation (see `incarnations.py`): numbers behind the backup are given again, ids are not."""
     manifest = Manifest.read(source)
-    _check_format(source, manifest)
+    needs = _check_format(source, manifest)
     _require_empty(path)
     disk.make_directory(path)
     copier = _Copier(source, path, progress, [])
@@ -109,7 +126,7 @@ def restore(source: Path, path: Path, progress: Progress = no_progress) -> dict[
     _note_ends(path, manifest)
     lineage = Lineage.read(path, manifest.store_id).restored(path)
     # It makes the directory a store: last, so that an interrupted restore is none.
-    write_format(path, lineage.store_id, manifest.geometry)
+    write_format(path, lineage.store_id, manifest.geometry, needs)
     # How long dedup keys count is a setting of the edge, which is not known here: none may be taken for an old one and go.
     with EdgeStore(path, dedup_window_s=EVERY_KEY_S, progress=progress) as edge, JobStore(path, progress=progress) as job:
         # Only now: rows before it are no longer made, but messages may lie there that can still be read.
@@ -125,13 +142,15 @@ def restore(source: Path, path: Path, progress: Progress = no_progress) -> dict[
         }
 
 
-def _check_format(source: Path, manifest: Manifest) -> None:
+def _check_format(source: Path, manifest: Manifest) -> frozenset[str]:
+    """What a reader of the store must know."""
     try:
         found = StoreDirectory(source)
     except (TypeError, ValueError, KeyError) as error:
         raise Corrupt(source / FORMAT_FILE, 0, f"not what a store has there ({error})") from error
     if (found.store_id, found.geometry) != (manifest.store_id, manifest.geometry):
         raise Corrupt(source / FORMAT_FILE, 0, f"not the store that {MANIFEST} speaks of: files of two backups were mixed")
+    return found.needs
 
 
 def _note_ends(path: Path, manifest: Manifest) -> None:

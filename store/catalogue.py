@@ -61,6 +61,16 @@ class Catalogue:
         slot = self._slot(number)
         return int(slot["begin"]), int(slot["end"])
 
+    def extents(self) -> dict[int, tuple[int, int]]:
+        """(begin, end) of every queue, by queue key."""
+        found: dict[int, tuple[int, int]] = {}
+        for file_no in range(-(-len(self._slot_of) // SLOTS_PER_FILE)):
+            self._slot(file_no * SLOTS_PER_FILE)
+            slots = self._views[file_no][: len(self._slot_of) - file_no * SLOTS_PER_FILE]
+            columns = ((slots["key_plus_1"] - 1).tolist(), slots["begin"].tolist(), slots["end"].tolist())
+            found |= {key: (begin, end) for key, begin, end in zip(*columns, strict=True)}
+        return found
+
     def extend(self, queue_key: int, begin: int, end: int) -> None:
         """A queue reaches to `end` now (never back). `begin` counts for a new queue only."""
         slot = self._slot(self._slot_of[queue_key]) if queue_key in self._slot_of else self._add(queue_key, begin)

@@ -2,7 +2,7 @@
 
       0  u8   kind           OFFSET 1: every entry before queue_offset is done · RECEIPT 2: the entry was handed out ·
                              DONE 3: acknowledged out of order · SEEK 4: the group was put here, whatever it had done before
-      1  u8   reserved       0
+      1  u8   edition        of the topic number (`dictionary.py`): whatever was noted of an earlier topic with it is void
       2  u16  attempts       RECEIPT: how often it was handed out so far
       4  i32  group_no       the consumer group's number in the dictionary
       8  i64  queue_key      topic_no << 6 | queue_id
@@ -18,7 +18,7 @@ force, it is written anew with these.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -47,14 +47,16 @@ class ConsumerRecord:
     queue_offset: int
     attempts: int = 0
     visible_at_ms: int = 0
+    edition: int = 0
 
     def encode(self) -> bytes:
-        return RECORD.pack(self.kind, 0, self.attempts, self.group_no, self.queue_key, self.queue_offset, self.visible_at_ms)
+        places = self.group_no, self.queue_key, self.queue_offset
+        return RECORD.pack(self.kind, self.edition, self.attempts, *places, self.visible_at_ms)
 
 
 def decode(payload: bytes) -> ConsumerRecord:
-    kind, _, attempts, group_no, queue_key, queue_offset, visible_at_ms = RECORD.unpack(payload)
-    return ConsumerRecord(ConsumerKind(kind), group_no, queue_key, queue_offset, attempts, visible_at_ms)
+    kind, edition, attempts, group_no, queue_key, queue_offset, visible_at_ms = RECORD.unpack(payload)
+    return ConsumerRecord(ConsumerKind(kind), group_no, queue_key, queue_offset, attempts, visible_at_ms, edition)
 
 
 @dataclass(slots=True)
@@ -63,6 +65,7 @@ class Progress:
 
     offset: int = 0
     ahead: dict[int, ConsumerRecord] = field(default_factory=dict)
+    edition: int = 0
 
     def pass_to(self, queue_offset: int) -> None:
         """All before `queue_offset` is done: what was noted about it goes."""
@@ -80,6 +83,8 @@ class Consumers:
     def __init__(self, path: Path, *, writable: bool = False) -> None:
         self._journal = Journal(path, NAME, writable=writable)
         self.progress: dict[tuple[int, int], Progress] = {}
+        #: Whether a topic number (of a queue key) is in this edition and its topic is there; what was noted of others goes.
+        self.is_there: Callable[[int, int], bool] = lambda _queue_key, _edition: True
         self._written, self._count_from = 0, COMPACT_FROM
         for payload in self._journal.recover() if writable else self._journal.read_new():
             self._learn(decode(payload))
@@ -87,8 +92,10 @@ class Consumers:
     def _learn(self, record: ConsumerRecord) -> None:
         self._written += 1
         progress = self.progress.get((record.group_no, record.queue_key))
-        if progress is None:
-            progress = self.progress[record.group_no, record.queue_key] = Progress()
+        if progress is None or progress.edition < record.edition:
+            progress = self.progress[record.group_no, record.queue_key] = Progress(edition=record.edition)
+        elif progress.edition > record.edition:  # it waited for room on the disk until its topic was removed
+            return
         if record.kind == ConsumerKind.OFFSET:
             progress.pass_to(record.queue_offset)
         elif record.kind == ConsumerKind.SEEK:
@@ -130,7 +137,7 @@ class Consumers:
         """The records that say all there is to say."""
         kept = []
         for (group_no, queue_key), progress in sorted(self.progress.items()):
-            kept.append(ConsumerRecord(ConsumerKind.OFFSET, group_no, queue_key, progress.offset))
+            kept.append(ConsumerRecord(ConsumerKind.OFFSET, group_no, queue_key, progress.offset, edition=progress.edition))
             kept += [progress.ahead[at] for at in sorted(progress.ahead)]
         return kept
 
@@ -145,7 +152,12 @@ class Consumers:
                 clipped = True
         return clipped
 
+    def forget_removed(self) -> None:
+        """What was noted of topics that are there no more goes."""
+        self.progress = {at: progress for at, progress in self.progress.items() if self.is_there(at[1], progress.edition)}
+
     def compact(self) -> None:
+        self.forget_removed()
         kept = self.in_force()
         self._journal.replace([record.encode() for record in kept])
         self._written, self._count_from = len(kept), COMPACT_FROM

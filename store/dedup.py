@@ -16,7 +16,7 @@ Rebuilt from: the halves in the log, which carry their key as property `__DEDUP_
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -116,8 +116,9 @@ class Dedup:
 
     def __init__(self, directory: Path, window_s: int, *, writable: bool = False) -> None:
         self._directory, self._window_s = directory, window_s
-        #: How much of the last window was a leap of the clock (`clock.py`): it is no age. Whoever keeps the time sets it.
-        self.leapt_s = 0
+        #: Tells how much of the last window was a leap of the clock (`clock.py`): it is no age. Whoever keeps the time sets it,
+        #: and is asked each time: a number that is set a moment after the leap would let keys go in between.
+        self.leapt_s: Callable[[], int] = lambda: 0
         self._tables: list[_Table] = []
         if writable:
             disk.make_directory(directory)
@@ -132,7 +133,7 @@ class Dedup:
         for table in reversed(self._tables):
             known = table.get(digest)
             if known is not None:
-                return known if min(known.stored_at_s, latest_s) + self._window_s >= now_s - self.leapt_s else None
+                return known if min(known.stored_at_s, latest_s) + self._window_s >= now_s - self.leapt_s() else None
             latest_s = min(latest_s, table.oldest_s) if table.used else latest_s
         return None
 
@@ -163,8 +164,9 @@ class Dedup:
         aged = last is not None and last.used and not 0 <= now_s - last.oldest_s <= max(self._window_s // 4, 1)
         return last is not None and not aged and not last.is_full(count)
 
-    def ensure(self, count: int, now_s: int) -> None:
-        """Make room for so many new keys: before they are in the log, so that remembering them cannot meet a full disk."""
+    def ensure(self, count: int, now_s: int, *, keep: bool = False) -> None:
+        """Make room for so many new keys: before they are in the log, so that remembering them cannot meet a full disk.
+        `keep`: forget none meanwhile."""
         if self.has_room(count, now_s):
             return
         last = self._tables[-1] if self._tables else None
@@ -175,12 +177,13 @@ class Dedup:
         path = self._directory / f"{number:0{NAME_DIGITS}d}"
         disk.create_segment(path, slots * SLOT.size, "dedup")
         self._tables.append(_Table(path, writable=True))
-        self._forget(now_s)
+        if not keep:
+            self._forget(now_s)
 
     def _forget(self, now_s: int) -> None:
         while len(self._tables) > 1:
             latest_s = min([self._tables[0].newest_s, *(table.oldest_s for table in self._tables[1:] if table.used)])
-            if latest_s + self._window_s >= now_s - self.leapt_s:
+            if latest_s + self._window_s >= now_s - self.leapt_s():
                 return
             table = self._tables.pop(0)
             table.close()

@@ -1,6 +1,6 @@
 """The directory of a store: its format, its geometry, its places, its locks.
 
-    format.json                  format version, store id, geometry, CRC of these; written once
+    format.json                  format version, store id, geometry, what a reader must know, CRC of these
     edge.lock  job.lock          held (flock) by the writer of each side
     edge.published  job.published  see published.py
     edge.checkpoint  job.checkpoint  see edge.py, job.py
@@ -20,10 +20,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import re
 import zlib
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -33,10 +36,16 @@ from store.errors import Corrupt, FormatTooNew, GeometryMismatch, NotAStore, Sto
 from store.incarnations import new_store_id
 from store.records import ENTRY, ROW
 
-FORMAT_VERSION: Final = 1
+#: The highest format that this release reads. A store is made in format 1; one that needs a feature is of format 2.
+FORMAT_VERSION: Final = 2
+#: Removed topics, and numbers that other names got: the dictionary has REMOVED records and editions, `consumers` has editions.
+TOPIC_REMOVAL: Final = "topic-removal"
+#: What this release knows of what a format 2 store may need.
+FEATURES: Final = frozenset({TOPIC_REMOVAL})
 FORMAT_FILE: Final = "format.json"
 REDO_TOPIC: Final = "TRANSACTION_REDOLOG_TOPIC_XXXX"
 SEGMENT_MIN_BYTES: Final = 64 * 1024
+_GENERATION: Final = re.compile(rb"generation-([0-9]{6,})")
 _TOLERATED: Final = {"lost+found"}
 
 
@@ -82,6 +91,8 @@ class StoreDirectory:
                 raise NotAStore(f"{root}: no {FORMAT_FILE}: not an Escrow store")
             found = self._make(geometry or Geometry())
         self.store_id: str = found["store_id"]
+        self.format: int = found["escrow_format"]
+        self.needs = frozenset[str](found.get("needs", ()))
         self.geometry = Geometry(**found["geometry"])
         if geometry is not None and geometry != self.geometry:
             raise GeometryMismatch(self._mismatch(geometry))
@@ -106,7 +117,19 @@ class StoreDirectory:
             )
         if found.get("crc") != format_crc(found):
             raise Corrupt(path, 0, "its crc does not match the rest of it: put back a copy of it, from a backup say")
+        if unknown := sorted(set(found.get("needs", ())) - FEATURES):
+            raise FormatTooNew(
+                f"{self.root}: needs {', '.join(unknown)}, which this release does not know; use the release that wrote it, or a "
+                "later one"
+            )
         return found
+
+    def require(self, feature: str) -> None:
+        """Whoever reads this store must know the feature: durable on return, before the first record that another release would
+        misread."""
+        if feature not in self.needs:
+            found = write_format(self.root, self.store_id, self.geometry, self.needs | {feature})
+            self.format, self.needs = found["escrow_format"], frozenset(found["needs"])
 
     def _make(self, geometry: Geometry) -> dict[str, Any]:
         disk.make_directory(self.root)
@@ -149,23 +172,54 @@ class StoreDirectory:
         return self.transaction / f"generation-{number:06d}"
 
     def current_generation(self) -> int | None:
-        """The generation in force; None before the first."""
+        """The generation in force; None before the first. Corrupt where CURRENT does not name one."""
+        path = self.transaction / "CURRENT"
         try:
-            return int((self.transaction / "CURRENT").read_text().strip().removeprefix("generation-"))
+            found = _GENERATION.fullmatch(path.read_bytes().rstrip(b"\n"))
         except FileNotFoundError:
             return None
-        except ValueError as error:
-            raise NotAStore(f"{self.transaction / 'CURRENT'}: does not name a generation ({error})") from error
+        except OSError as error:
+            raise disk.unusable(error, path) from error
+        if found is None:
+            raise Corrupt(path, 0, "does not name a generation: the settling job makes a new one from the redo log when it starts")
+        return int(found[1])
+
+    def generations(self) -> list[int]:
+        """Numbers of the generations whose directories are there."""
+        try:
+            names = os.listdir(self.transaction)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise disk.unusable(error, self.transaction) from error
+        return sorted(int(found[1]) for name in names if (found := _GENERATION.fullmatch(name.encode())))
+
+    def likely_generation(self) -> int | None:
+        """The generation in force; the newest that is there where CURRENT does not tell; None where there is none."""
+        there = self.generations()
+        with contextlib.suppress(Corrupt):
+            named = self.current_generation()
+            if named in there:
+                return named
+        return there[-1] if there else None
 
     def switch_generation(self, number: int) -> None:
         disk.replace_file(self.transaction / "CURRENT", self.generation(number).name.encode() + b"\n", "current")
 
 
-def write_format(root: Path, store_id: str, geometry: Geometry) -> dict[str, Any]:
-    """Make a directory a store, in one step."""
-    made: dict[str, Any] = {"escrow_format": FORMAT_VERSION, "store_id": store_id, "geometry": asdict(geometry)}
-    made["crc"] = format_crc(made)
+def write_format(root: Path, store_id: str, geometry: Geometry, needs: Iterable[str] = ()) -> dict[str, Any]:
+    """Make a directory a store, or one that needs more, in one step."""
+    made = format_of(store_id, geometry, needs)
     disk.replace_file(root / FORMAT_FILE, json.dumps(made, indent=2).encode() + b"\n", "format")
+    return made
+
+
+def format_of(store_id: str, geometry: Geometry, needs: Iterable[str] = ()) -> dict[str, Any]:
+    """The content of format.json. A store that needs nothing is of format 1, which every release reads."""
+    made: dict[str, Any] = {"escrow_format": 1, "store_id": store_id, "geometry": asdict(geometry)}
+    if features := sorted(needs):
+        made |= {"escrow_format": 2, "needs": features}
+    made["crc"] = format_crc(made)
     return made
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import json
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -261,7 +262,7 @@ class _Source:
     def topic(self, name: str | None, start: int) -> Iterator[Record]:
         topic_no = self.dictionary.topic_no(name or "")
         if topic_no is None:
-            known = ", ".join(self.dictionary.topics[:10]) or "none yet"
+            known = ", ".join(name for _, name in islice(self.dictionary.living_topics(), 10)) or "none yet"
             raise IllegalName(f"topic: {name!r} is not a topic of this store (topics: {known})")
         slots = SegmentFiles(self.root / "catalogue", catalogue.SLOTS_PER_FILE * catalogue.SLOT.itemsize, Findings())
         extents = slots.records(catalogue.SLOT, 0, slots.end // catalogue.SLOT.itemsize)
@@ -316,7 +317,12 @@ class _Source:
         for number, name in list(enumerate(self.dictionary.groups))[start:]:
             yield {"kind": "GROUP", "number": number, "name": name}
         for number, name in list(enumerate(self.dictionary.topics))[start:]:
-            yield {"kind": "TOPIC", "number": number, "name": name, "queues": self.dictionary.queues[number]}
+            record: Record = {"kind": "TOPIC", "number": number, "name": name, "queues": self.dictionary.queues[number]}
+            if edition := self.dictionary.editions[number]:
+                record["edition"] = edition
+            if number in self.dictionary.removed:
+                record["removed_at"] = self.dictionary.removed[number]
+            yield record
 
     def audit(self, start: int) -> Iterator[Record]:
         for number, (offset, payload) in enumerate(_journal(self.directory.root / "audit")):

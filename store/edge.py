@@ -33,7 +33,7 @@ from store.commit_log import CommitLog, GroupCommit, Placed, doubt
 from store.consume_queue import ASKED_TAG, ConsumeQueue, make_entries
 from store.dedup import Dedup, Known, digest_of
 from store.dictionary import Dictionary, MakerOf, nobody
-from store.directory import Geometry, Lock, StoreDirectory
+from store.directory import TOPIC_REMOVAL, Geometry, Lock, StoreDirectory
 from store.edge_recovery import CHECKPOINT, recover
 from store.ends import Answer, EndsTable, Verdict, byte_after, judge
 from store.errors import (
@@ -174,6 +174,8 @@ class EdgeStore:
         self._checkpoint_lock = threading.Lock()
         self._commit = GroupCommit(self.log.flush, self._mark, self._publish)
         self._routes: dict[tuple[str, str], tuple[int, int, int, bytes]] = {}
+        #: How often topics were removed: what was encoded before may have a number that is nobody's now.
+        self._removals = 0
         #: Who makes a name that is new; whoever limits that sets it.
         self.maker_of: MakerOf = nobody
         #: Halves before it are gone for whoever asks here. Readers see it, as HALF_BEGIN, once a checkpoint has made it durable.
@@ -198,6 +200,7 @@ class EdgeStore:
         self.page[EdgeSlot.LOG_BEGIN], self.page[EdgeSlot.OP_BEGIN] = self.log.file.begin, self.op_queue.begin
         self._publish((self.log.end, self.half_end, self.op_end))
         self.page[EdgeSlot.EPOCH] += 1
+        self._free_numbers()
 
     def learn_names_again(self) -> None:
         """Recovery: the dictionary lacks names that the log has."""
@@ -219,20 +222,26 @@ class EdgeStore:
         A message whose dedup key is known leads to the half of the first one: it is not stored again, and its ticket makes the
         caller wait for the first one's flush.
         """
+        removals = self._removals
         heads, tails = self._encode_messages(messages, FrameKind.HALF, now_ms)
         with self._append_lock:
-            self._commit.check()
-            offsets, keys = self._sift(messages, heads, now_ms // 1000)
-            if not isinstance(offsets, range):
-                # Several messages of this batch may lead to one new half: the first of them is stored.
-                firsts = {offset: number for number, offset in reversed(list(enumerate(offsets))) if offset >= self.half_end}
-                fresh = sorted(firsts.values())
-                heads, tails = heads[fresh], [[column[number] for number in fresh] for column in tails]
-            if keys:  # room for those that wait for their flush, too
-                self.dedup.ensure(len(self._keys) + len(keys), now_ms // 1000)
-            ticket = self._append_fresh(heads, tails) if len(heads) else self.log.end
-            self._remember(_Unflushed(ticket, {}, keys))
-            return Appended(offsets, ticket)
+            if removals == self._removals:
+                return self._append_halves(messages, heads, tails, now_ms)
+        return self.append_halves(messages, now_ms)  # a topic was removed meanwhile: once more, under the names as they are now
+
+    def _append_halves(self, messages: Sequence[Message], heads: Any, tails: Tails, now_ms: int) -> Appended:
+        self._commit.check()
+        offsets, keys = self._sift(messages, heads, now_ms // 1000)
+        if not isinstance(offsets, range):
+            # Several messages of this batch may lead to one new half: the first of them is stored.
+            firsts = {offset: number for number, offset in reversed(list(enumerate(offsets))) if offset >= self.half_end}
+            fresh = sorted(firsts.values())
+            heads, tails = heads[fresh], [[column[number] for number in fresh] for column in tails]
+        if keys:  # room for those that wait for their flush, too
+            self.dedup.ensure(len(self._keys) + len(keys), now_ms // 1000)
+        ticket = self._append_fresh(heads, tails) if len(heads) else self.log.end
+        self._remember(_Unflushed(ticket, {}, keys))
+        return Appended(offsets, ticket)
 
     def _sift(self, messages: Sequence[Message], heads: Any, now_s: int) -> tuple[Sequence[int], dict[bytes, Known]]:
         """(half_offset of each message, keys to remember): an offset before half_end is an earlier half with the same dedup key."""
@@ -293,31 +302,37 @@ class EdgeStore:
 
     def append_messages(self, messages: Sequence[Message], now_ms: int) -> Appended:
         """Append ordinary messages as one batch: visible without a transaction, once they are durable and settled."""
+        removals = self._removals
         heads, tails = self._encode_messages(messages, FrameKind.MESSAGE, now_ms)
         with self._append_lock:
-            self._commit.check()
-            first = self.op_end
-            self.op_queue.file.ensure((first + len(messages)) * ENTRY.itemsize)
-            heads["queue_offset"] = np.arange(first, first + len(messages))
-            self._spread(heads)
-            taken: dict[int, int] = {}
-            keys = zip(heads["topic_no"].tolist(), heads["queue_id"].tolist(), strict=True)
-            heads["position"] = [self._take_position(topic_no << 6 | queue_id, taken) for topic_no, queue_id in keys]
-            positions = heads["position"].tolist()
-            placed = self._append(heads, tails)
-            appended = self._after_ops(first, placed, [_NO_HALF] * len(messages), taken)
-            return Appended(appended.offsets, appended.ticket, positions)
+            if removals == self._removals:
+                return self._append_messages(heads, tails)
+        return self.append_messages(messages, now_ms)
+
+    def _append_messages(self, heads: Any, tails: Tails) -> Appended:
+        self._commit.check()
+        first = self.op_end
+        self.op_queue.file.ensure((first + len(heads)) * ENTRY.itemsize)
+        heads["queue_offset"] = np.arange(first, first + len(heads))
+        self._spread(heads)
+        taken: dict[int, int] = {}
+        keys = zip(heads["topic_no"].tolist(), heads["queue_id"].tolist(), strict=True)
+        heads["position"] = [self._take_position(topic_no << 6 | queue_id, taken) for topic_no, queue_id in keys]
+        positions = heads["position"].tolist()
+        placed = self._append(heads, tails)
+        appended = self._after_ops(first, placed, [_NO_HALF] * len(heads), taken)
+        return Appended(appended.offsets, appended.ticket, positions)
 
     def _encode_messages(self, messages: Sequence[Message], kind: FrameKind, now_ms: int) -> tuple[Any, Tails]:
         """(heads without places, tails) of messages; refuses what the store will not take."""
         if not messages:
             raise InvalidRecord("messages: the batch is empty; send at least one")
         try:
-            try:
-                return self._encode_known(messages, kind, now_ms)
-            except _NewNames:
-                self._make_routes(messages)
-                return self._encode_known(messages, kind, now_ms)
+            while True:
+                try:
+                    return self._encode_known(messages, kind, now_ms)
+                except _NewNames:
+                    self._make_routes(messages)
         except InvalidRecord as error:
             error.number = self._first_refused(messages, kind, now_ms)
             raise
@@ -415,13 +430,13 @@ class EdgeStore:
             unknown = list(dict.fromkeys((message.group, message.topic) for message in messages))
         with self._append_lock:
             names.add_names([group for group, _ in unknown], [topic for _, topic in unknown], self.maker_of)
-        if len(self._routes) + len(unknown) > ROUTES_MAX:
-            self._routes.clear()
-        for group, topic in unknown:
-            group_no, topic_no = names.group_no(group), names.topic_no(topic)
-            assert group_no is not None
-            assert topic_no is not None
-            self._routes[group, topic] = (group_no, topic_no, names.queues[topic_no], frames.encode_route(group, topic))
+            if len(self._routes) + len(unknown) > ROUTES_MAX:
+                self._routes.clear()
+            for group, topic in unknown:  # under the lock: a topic that is removed right now has no route behind it
+                group_no, topic_no = names.group_no(group), names.topic_no(topic)
+                assert group_no is not None
+                assert topic_no is not None
+                self._routes[group, topic] = (group_no, topic_no, names.queues[topic_no], frames.encode_route(group, topic))
 
     def add_group(self, group: str) -> int:
         """The number of a group, new or known; a new one is durable on return."""
@@ -433,6 +448,28 @@ class EdgeStore:
         """The number of a topic, new or known; a new one is durable on return, with so many queues."""
         with self._append_lock:
             return self.dictionary.add_topic(topic, queues)
+
+    # --- removing topics (`removal.py` judges which) --------------------------------------------------------------------
+    @property
+    def lock(self) -> threading.Lock:
+        """Nothing is appended while it is held: for `removal.py`, which must look and remove at one instant."""
+        return self._append_lock
+
+    def remove_names(self, topic_nos: Collection[int]) -> None:
+        """These topics are there no more: durable on return. Under the append lock; nothing stored may speak of them any more but
+        what has ended."""
+        self._commit.check()
+        self.directory.require(TOPIC_REMOVAL)
+        self._removals += 1
+        self._routes = {names: route for names, route in self._routes.items() if route[1] not in topic_nos}
+        self.dictionary.remove_topics(topic_nos, self.log.end)
+
+    def _free_numbers(self) -> None:
+        """Numbers of removed topics may be used again when the log does not tell of them any more: after a power failure, too."""
+        passed = self.dictionary.passed(self.log.file.begin)
+        if passed:
+            disk.flush_directory(self.log.file.directory, "commitlog")
+            self.dictionary.free(passed)
 
     @staticmethod
     def _spread(heads: np.ndarray[Any, Any]) -> None:
@@ -507,6 +544,8 @@ class EdgeStore:
             return None
         if not self._marks.keys().isdisjoint(half_offsets) or self.ends_table.any(wanted):
             return None
+        if (removed := self.dictionary.removed) and not removed.keys().isdisjoint(recent["topic_no"].tolist()):
+            return None
         if not self.log.are_whole(recent["offset"].tolist(), recent["size"].tolist()):
             return None
         taken: dict[int, int] = {}
@@ -554,6 +593,9 @@ class EdgeStore:
         silent = end.kind == OpKind.UNKNOWN and end.via == Via.PRODUCER and not end.remark
         if answer.verdict is not Verdict.ACCEPTED or silent:
             return answer
+        if end.kind == OpKind.COMMIT and topic_no in self.dictionary.removed:
+            # A half that was ended, and whose op was damaged after its topic was removed: nobody could read it there.
+            return Answer(Verdict.REFUSED, "topic removed", State.PREPARED)
         if half_offset not in marks:
             judging.before[half_offset] = before
         marks[half_offset] = byte_after(end.kind, before)
@@ -822,6 +864,7 @@ class EdgeStore:
                 "ends": self.ends_table.file.remove_before(half_low),
             }
             self.page[EdgeSlot.LOG_BEGIN], self.page[EdgeSlot.OP_BEGIN] = self.log.file.begin, self.op_queue.begin
+            self._free_numbers()
         return removed
 
     def _pinned(self, marks_op_cursor: int) -> tuple[int, int]:

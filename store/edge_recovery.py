@@ -20,7 +20,7 @@ from zlib import crc32
 
 import numpy as np
 
-from store import disk, ends_recovery, frames, names
+from store import disk, ends_recovery, frames, journals, names
 from store.catalogue import Catalogue
 from store.consume_queue import ASKED_TAG, ConsumeQueue
 from store.dedup import Known, digest_of
@@ -35,7 +35,7 @@ from store.records import ENTRY, NO_POSITION, QUEUE_ID_BITS, OpKind, queue_key_o
 if TYPE_CHECKING:
     from store.edge import EdgeStore
 
-CHECKPOINT = "edge.checkpoint"
+CHECKPOINT = journals.CHECKPOINT
 JOB_CHECKPOINT = "job.checkpoint"
 _DEDUP_KEY = frames.PropertyFinder(frames.DEDUP_KEY)
 _NO_HALF = -1
@@ -107,7 +107,7 @@ def _read_checkpoint(edge: EdgeStore, recovery: EdgeRecovery) -> dict[str, Any]:
 
 def settled_ends(directory: StoreDirectory) -> dict[int, int]:
     """End of each topic queue by queue key, as far as the job has settled it."""
-    generation = directory.current_generation()
+    generation = directory.likely_generation()
     ends: dict[int, int] = {}
     if generation is None:
         return ends
@@ -230,7 +230,8 @@ class _Replay:
         key = _DEDUP_KEY.find(bytes(content[frames.HALF_HEAD.itemsize + head[21] :]))
         if key:
             body_crc = crc32(content[frames.HALF_HEAD.itemsize : frames.HALF_HEAD.itemsize + head[21]])
-            self._edge.dedup.ensure(1, head[8] // 1000)
+            # Nobody knows yet how far the clock leapt between this half and those before it: no key goes for its age.
+            self._edge.dedup.ensure(1, head[8] // 1000, keep=True)
             self._edge.dedup.put_all({digest_of(head[11], key.decode(errors="replace")): Known(head[7], head[8] // 1000, body_crc)})
         self._halves.append((at, size, head[10]))
         self._edge.half_end = head[7] + 1

@@ -79,6 +79,10 @@ class GrowingFile:
                 raise
             self.refresh()
             raise SegmentGone(f"{self._path(start)} does not exist any more") from error
+        if len(found) < size and not self.handles.writable:
+            # The queues of a removed topic may have been made anew under the same name.
+            self.handles.forget(self._path(start))
+            found = self.handles.read(self._path(start), size, offset - start)
         if len(found) < size:
             end = offset - start + len(found)
             raise Corrupt(Path(self._path(start)), end, f"the file ends here, before the entry at {offset - start}")
@@ -115,8 +119,9 @@ class GrowingFile:
             if self._length == self.segment_bytes:
                 self._add(last + self.segment_bytes)
                 continue
-            self._length = min(stop - last, self.segment_bytes)
-            self.handles.extend(self._path(last), self._length, self.point)
+            length = min(stop - last, self.segment_bytes)
+            self.handles.extend(self._path(last), length, self.point)
+            self._length = length  # only now: without room for it the file is as long as it was
 
     def begin_at(self, offset: int) -> None:
         """Make the first file: the one that this offset lies in. An address space need not begin at 0."""

@@ -106,6 +106,12 @@ class Handles:
             if fd is not None:
                 os.close(fd)
 
+    def forget_directory(self, path: str) -> None:
+        """Writer: remove a directory that is empty."""
+        with self._lock, disk.step("directory.remove", path):
+            os.rmdir(path)
+            self._dirty_directories.discard(path)
+
     def drop_removed(self) -> None:
         """Close files that another process has removed: they take room on the disk as long as somebody has them open."""
         with self._lock:

@@ -160,7 +160,7 @@ class History:
             fits &= good & (heads["stored_at_ms"] < wanted.until_ms)
         for column, given, known in (("group_no", wanted.groups, self.groups), ("topic_no", wanted.topics, self.topics)):
             if given is not None:
-                fits &= good & np.isin(heads[column], [known.index(name) for name in given if name in known])
+                fits &= good & np.isin(heads[column], [number for number, name in enumerate(known) if name in given])
         if wanted.states is not None:
             fits &= np.isin(ended["state"], list(wanted.states))
         return fits

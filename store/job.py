@@ -29,10 +29,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from store import disk, redo_log
+from store import dictionary, disk, redo_log
 from store.catalogue import Catalogue
 from store.columns import last_of_each
 from store.consume_queue import REASON_SHIFT, GrowingQueue, make_entries
+from store.dictionary import Dictionary
 from store.directory import Geometry, Lock, StoreDirectory
 from store.errors import BatchBeyondCursor, Corrupt, CursorBeyondLog, FlushFailed, NoRoom, StoreUnusable
 from store.progress import Progress, no_progress
@@ -241,6 +242,9 @@ class JobStore:
             self.page = PublishedPage(root / "job.published", JOB_MAGIC, writable=True)
             self.recovery = JobRecovery()
             self.generation = 0
+            self._names = Dictionary(root / dictionary.NAME)
+            #: Numbers of removed topics whose files are gone.
+            self._dropped: set[int] = set()
             self._failed: StoreUnusable | None = None
             #: Told that the disk is full: wait and answer True to try again, or False, and the batch fails.
             self.no_room: Callable[[NoRoom], bool] = lambda _: False
@@ -471,7 +475,7 @@ class JobStore:
         removed = {"state": self.table.remove_before(first_row)}
         self.checkpoint()
         removed["redo"] = self._retain_redo(max(first_row, self.table.begin))
-        removed["topics"] = self._retain_numbered() + (self._retain_topics() if moved else 0)
+        removed["topics"] = self._retain_numbered() + (self._retain_topics() if moved else 0) + self._drop_removed()
         self._begins_for = self.ledger.log_low_water
         # The marks may have gone back: their cursor is published last, so that the edge never takes old marks for new ones.
         self._publish()
@@ -501,6 +505,17 @@ class JobStore:
             removed += queue.remove_before(self.catalogue.extent(queue_key)[0])
         return removed
 
+    def _drop_removed(self) -> int:
+        """Files of the queues of removed topics. Their extents stay: the next topic with the number goes on behind them. Before the
+        marks are published: the number is another's only when the edge has deleted up to them."""
+        names = self._names
+        names.refresh()
+        found = 0
+        for topic_no in names.removed.keys() - self._dropped:
+            found += self._queues.remove_topic(topic_no)
+        self._dropped = set(names.removed)
+        return found
+
     def _retain_numbered(self) -> int:
         removed = 0
         for name in NUMBERED_QUEUES:
@@ -529,6 +544,7 @@ class JobStore:
         self._close_generation()
         self.redo.close()
         self.log.close()
+        self._names.close()
 
     def __enter__(self) -> JobStore:
         return self
@@ -549,17 +565,21 @@ class JobStore:
             reason = "" if state else "there is no checkpoint"
         except Corrupt as error:
             state, reason = None, str(error)
-        generation, noted = self.directory.current_generation(), state
+        noted = state
+        try:
+            generation = self.directory.current_generation()
+        except Corrupt as error:
+            generation, state, reason = None, None, str(error)
         if state is not None and state["generation"] != generation:
             reason = f"the checkpoint speaks of generation {state['generation']}, not {generation}"
             state = None
         if rebuild:
             state, reason = None, "asked for"
-        fresh = generation is None and not self.redo.file.starts()
+        fresh = generation is None and noted is None and not self.redo.file.starts() and not self.directory.generations()
         if state is not None:
             reason = self._resume_from(state, progress)
         if reason and not fresh:
-            self._rebuild(generation or 0, reason, noted, progress)
+            self._rebuild(reason, noted, progress)
         elif fresh:
             self._open_generation(1, Marker(), Ledger(self.directory.geometry))
             self.directory.switch_generation(1)
@@ -641,10 +661,11 @@ class JobStore:
             self.redo.end = window[-1].end
             self.recovery.entries_replayed += len(entries)
 
-    def _rebuild(self, current: int, reason: str, noted: dict[str, Any] | None, progress: Progress) -> None:
+    def _rebuild(self, reason: str, noted: dict[str, Any] | None, progress: Progress) -> None:
         """State table and queues from the redo log, in a generation of their own that is switched to when it is whole."""
         self.recovery.clean, self.recovery.rebuilt, self.recovery.reason = False, True, reason
-        number = current + 1
+        # A number that was never in force: readers of an earlier one must notice.
+        number = max(self.directory.likely_generation() or 0, int(noted["generation"]) if noted else 0) + 1
         shutil.rmtree(self.directory.generation(number), ignore_errors=True)
         self._close_generation()
         self._open_generation(number, Marker(), Ledger(self.directory.geometry))

@@ -126,8 +126,10 @@ class Journal:
 
     def __init__(self, path: Path, point: str, *, writable: bool = False) -> None:
         self.path, self.point, self.end = path, point, 0
-        #: Writer: CRC of all bytes before `end`.
+        #: CRC of all bytes before `end`.
         self.crc = 0
+        #: Reader: the last `read_new` found another file, and read it from its beginning.
+        self.began_anew = False
         self._fd = -1
         self._failure: StoreUnusable | None = None
         if writable:
@@ -153,9 +155,15 @@ class Journal:
         return payloads
 
     def read_new(self) -> list[bytes]:
-        """Payloads appended since the last call."""
-        found = list(decode(read(self.path), self.end))
+        """Payloads appended since the last call; all of them, and `began_anew`, where the file was replaced by another one."""
+        content = read(self.path)
+        # A writer's own file is replaced by nobody else, and its end and CRC may just be changing in another thread.
+        self.began_anew = self._fd < 0 and zlib.crc32(memoryview(content)[: self.end]) != self.crc
+        if self.began_anew:
+            self.end = self.crc = 0
+        found = list(decode(content, self.end))
         if found:
+            self.crc = zlib.crc32(memoryview(content)[self.end : found[-1][0]], self.crc)
             self.end = found[-1][0]
         return [payload for _, payload in found]
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from store import audit, consumers, dictionary, journal
+from store import audit, consumers, dictionary, disk, journal
 from store.errors import Corrupt
 
 #: Those that nothing can tell again.
 TRUTH: Final = (consumers.NAME, audit.NAME)
 KEY: Final = "journals"
+CHECKPOINT: Final = "edge.checkpoint"
 
 
 def extents(root: Path, names: tuple[int, int], *, clean: bool) -> dict[str, list[int] | None]:
@@ -52,6 +53,17 @@ def problems(root: Path, checkpoint: dict[str, Any] | None) -> dict[str, Corrupt
 def check(root: Path, checkpoint: dict[str, Any] | None) -> None:
     """Refuse what `problems` finds."""
     for problem in problems(root, checkpoint).values():
+        raise problem
+
+
+def check_one(root: Path, name: str) -> None:
+    """Refuse this journal if `problems` finds something, by the checkpoint that lies there; also beside a running edge."""
+    try:
+        checkpoint = disk.read_json(root / CHECKPOINT)
+    except Corrupt:  # `escrow store verify` is about damage of the checkpoint
+        checkpoint = None
+    problem = problems(root, checkpoint).get(name)
+    if problem is not None:
         raise problem
 
 

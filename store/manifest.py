@@ -19,9 +19,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
 from store import disk
+from store.dictionary import TOPICS_MAX
 from store.directory import FORMAT_FILE, FORMAT_VERSION, REDO_TOPIC, Geometry
 from store.errors import Corrupt, FormatTooNew, NotAStore
 from store.incarnations import INCARNATIONS
+from store.records import QUEUE_ID_BITS, QUEUE_OFFSET_MASK
 from store.segments import NAME_DIGITS
 
 MANIFEST: Final = "backup.json"
@@ -54,6 +56,7 @@ class Manifest:
     half_end: int | None = None
     op_end: int | None = None
     half_begin: int = 0
+    format: int = 1
     #: Set by `read`, for error messages.
     path: Path = field(default_factory=Path)
 
@@ -61,7 +64,7 @@ class Manifest:
         """Last of all: a directory without it is no backup."""
         state = {
             "backup_format": BACKUP_FORMAT,
-            "escrow_format": FORMAT_VERSION,
+            "escrow_format": self.format,
             "store_id": self.store_id,
             "geometry": asdict(self.geometry),
             "log_end": self.log_end,
@@ -102,8 +105,11 @@ class _Parser:
         files = [self._file(entry) for entry in self._list("files")]
         found = Manifest(
             self._store_id(), geometry, self._number("log_end"), self._positions(), files, self._optional("half_end"),
-            self._optional("op_end"), self._optional("half_begin") or 0, self._path,
+            self._optional("op_end"), self._optional("half_begin") or 0, self._number("escrow_format"),
+            self._path,
         )  # fmt: skip
+        if found.half_end is not None and found.half_begin > found.half_end:
+            raise self._wrong(f"half_begin is {found.half_begin}, behind the last half {found.half_end}")
         self._check_names(found)
         for directory, size_bytes in (
             (LOG_DIRECTORY, geometry.commit_log_segment_bytes),
@@ -152,7 +158,10 @@ class _Parser:
         for entry in self._list("positions"):
             if not isinstance(entry, list) or len(entry) != 2:
                 raise self._wrong(f"positions holds {_short(entry)}, not [queue key, queue_offset]")
-            found.append((self._whole(entry[0], "a queue key"), self._whole(entry[1], "a queue_offset")))
+            key, following = self._whole(entry[0], "a queue key"), self._whole(entry[1], "a queue_offset")
+            if not is_place(key, following):
+                raise self._wrong(f"positions holds {_short(entry)}, which no queue has")
+            found.append((key, following))
         return found
 
     def _file(self, entry: object) -> CopiedFile:
@@ -189,6 +198,11 @@ class _Parser:
             raise self._wrong(f"the files of {directory} are not consecutive")
         if directory == LOG_DIRECTORY and found.log_end > (starts[-1] + size_bytes if starts else 0):
             raise self._wrong(f"log_end is {found.log_end}, behind the last file of {directory}")
+
+
+def is_place(queue_key: int, queue_offset: int) -> bool:
+    """Whether a topic's queue can reach so far."""
+    return 0 <= queue_key < TOPICS_MAX << QUEUE_ID_BITS and 0 <= queue_offset <= QUEUE_OFFSET_MASK
 
 
 def _under(files: Iterable[CopiedFile], prefix: str) -> list[str]:

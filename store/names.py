@@ -9,6 +9,10 @@ one of these does not hold, names are gathered from all that tells them:
 
 Both must agree. Numbers in use whose name nobody tells (retention took the frames; a consumer group sends nothing) are a refusal.
 Numbers that nothing uses any more keep a stand-in, so that they are not given again.
+
+A topic's number may have had other names before: the record of the highest edition counts. Behind the place of a removal a frame
+tells the next edition, whose record was lost. Where two topics that are there have one name, a removal was lost: the one that got
+the last message is the one that is there.
 """
 
 from __future__ import annotations
@@ -23,8 +27,8 @@ import numpy as np
 from store import consumers, dictionary, disk, frames, journal
 from store.catalogue import Catalogue
 from store.commit_log import CommitLog
-from store.dictionary import NAME, Dictionary, NameKind, stand_in
-from store.directory import StoreDirectory
+from store.dictionary import NAME, Dictionary, NameKind, NameRecord, stand_in
+from store.directory import TOPIC_REMOVAL, StoreDirectory
 from store.errors import NamesLost
 from store.frames import FrameKind
 from store.progress import Progress
@@ -49,7 +53,7 @@ def why_doubted(directory: StoreDirectory, checkpoint: dict[str, Any] | None) ->
         return f"{path}: damaged or cut off at byte {found.end}"
     if size_bytes and found.crc(size_bytes) != crc:
         return f"{path}: is not the file that was here"
-    topics = sum(payload[0] == NameKind.TOPIC for payload in found.payloads)
+    topics = 1 + max((dictionary.decode(each).number for each in found.payloads if each[0] == NameKind.TOPIC), default=-1)
     if any(topic_of_key(int(key))[0] >= topics for key, _ in state.get("positions", [])):
         return f"{path}: has {topics} topics, and places were given in more: an older copy was put here"
     return ""
@@ -61,6 +65,7 @@ def learn_again(directory: StoreDirectory, positions: Iterable[int], default_que
     gathered.from_records()
     gathered.from_frames(progress)
     gathered.from_uses(positions)
+    gathered.settle_namesakes()
     payloads = gathered.payloads()
     disk.replace_file(directory.root / NAME, journal.encode_all(payloads), NAME)
 
@@ -71,6 +76,12 @@ class _Told:
 
     name: str
     queues: int = 0
+    edition: int = 0
+    #: Place in the log where it was removed; -1: it is there.
+    removed_at: int = -1
+    #: Its last frame, and its record, if it has any: which of two namesakes is the later one.
+    last_at: int = -1
+    told_by: int = -1
     queues_min: int = 1
     #: Bit n: the queues of all its frames are those that a topic of n + 1 queues would give them.
     fits: int = -1
@@ -82,8 +93,8 @@ class _Gathered:
     default_queues: int
     told: dict[tuple[NameKind, int], _Told] = field(default_factory=dict)
     used: set[tuple[NameKind, int]] = field(default_factory=set)
-    #: Records of who made a name, as they stood there.
-    makers: list[bytes] = field(default_factory=list)
+    #: Records of who made a name that is there, as they stood there.
+    makers: dict[tuple[int, int], bytes] = field(default_factory=dict)
     #: One more than the highest number of each kind that was ever seen.
     ends: dict[NameKind, int] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0))
 
@@ -98,12 +109,31 @@ class _Gathered:
         self.ends[kind] = max(self.ends[kind], number + 1)
 
     def from_records(self) -> None:
-        for payload in journal.survey(self.directory.root / NAME).payloads:
-            kind, queues, number, name = dictionary.decode(payload)
-            if kind == NameKind.MAKER:
-                self.makers.append(payload)
-            elif kind in _KINDS and name != stand_in(number):
-                self._tell(NameKind(kind), number, name).queues = queues
+        for at, payload in enumerate(journal.survey(self.directory.root / NAME).payloads):
+            record = dictionary.decode(payload)
+            if record.kind == NameKind.MAKER:
+                self.makers[record.queues, record.number] = payload
+            elif record.name == stand_in(record.number):
+                continue
+            elif record.kind == NameKind.GROUP:
+                self._tell(NameKind.GROUP, record.number, record.name)
+            elif record.kind in (NameKind.TOPIC, NameKind.REMOVED):
+                self._tell_topic(record, at)
+
+    def _tell_topic(self, record: NameRecord, at: int) -> None:
+        """A topic was made or removed. Of an earlier edition than is known: that is over."""
+        key = (NameKind.TOPIC, record.number)
+        known = self.told.get(key)
+        if known is not None and known.edition > record.edition:
+            return
+        if known is None or known.edition < record.edition:
+            self.told.pop(key, None)
+            self.makers.pop(key, None)
+        told = self._tell(NameKind.TOPIC, record.number, record.name)
+        told.queues, told.edition, told.told_by = record.queues, record.edition, at
+        if record.kind == NameKind.REMOVED:
+            told.removed_at = record.place
+            self.makers.pop(key, None)
 
     def from_frames(self, progress: Progress) -> None:
         """Every frame of the log that can be read: retention takes a frame only when nothing points at it any more."""
@@ -113,32 +143,55 @@ class _Gathered:
             for at, size in log.salvage(begin, end, lambda *_: None):
                 content = log.frame_bytes(at, size)
                 if content[frames.KIND_AT] in (FrameKind.HALF, FrameKind.MESSAGE):
-                    self._learn(content)
+                    self._learn(content, at)
                     progress(at - begin, end - begin, "reading names from the commit log")
         finally:
             log.file.close()
 
-    def _learn(self, frame: memoryview) -> None:
+    def _learn(self, frame: memoryview, at: int) -> None:
         head = frames.HALF_STRUCT.unpack_from(frame)
         properties = bytes(frame[frames.HALF_HEAD.itemsize + head[21] :])
         group, topic, queue_id = _GROUP.find(properties), _TOPIC.find(properties), head[13]
         if group is None or topic is None:
             return
         self._tell(NameKind.GROUP, head[11], group.decode())
-        told = self._tell(NameKind.TOPIC, head[12], topic.decode())
+        told = self._tell_used(head[12], topic.decode(), at)
         told.queues_min = max(told.queues_min, queue_id + 1)
         key = _KEY.find(properties)
         spread = crc32(key) if key else head[7]
         told.fits &= sum(1 << int(each) for each in np.flatnonzero(spread % _QUEUE_COUNTS == queue_id))
 
+    def _tell_used(self, number: int, name: str, at: int) -> _Told:
+        """A frame names a topic: behind its removal it is the next one with this number, whose record was lost."""
+        known = self.told.get((NameKind.TOPIC, number))
+        if known is not None and 0 <= known.removed_at <= at:
+            self.told[NameKind.TOPIC, number] = _Told(name, edition=known.edition + 1)
+        told = self._tell(NameKind.TOPIC, number, name)
+        told.last_at = at
+        return told
+
+    def settle_namesakes(self) -> None:
+        """Two topics that are there cannot have one name: the earlier one was removed, and its record was lost."""
+        if TOPIC_REMOVAL not in self.directory.needs:
+            return
+        there: dict[str, _Told] = {}
+        for (kind, _), told in sorted(self.told.items(), key=lambda item: (item[1].last_at, item[1].told_by)):
+            if kind == NameKind.TOPIC and told.removed_at < 0:
+                if (earlier := there.get(told.name)) is not None:
+                    earlier.removed_at = max(told.last_at, 0)
+                there[told.name] = told
+
     def from_uses(self, positions: Iterable[int]) -> None:
         """Numbers that something relies on: they need a name, and are never given again."""
-        generation = self.directory.current_generation()
+        generation = self.directory.likely_generation()
         keys = set(positions)
         for payload in journal.survey(self.directory.root / consumers.NAME).payloads:
             record = consumers.decode(payload)
             self._use(NameKind.GROUP, record.group_no)
             self._use_queue(record.queue_key)
+            told = self.told.get((NameKind.TOPIC, topic_of_key(record.queue_key)[0]))
+            if told is not None and told.told_by < 0:  # only frames tell of it
+                told.edition = max(told.edition, record.edition)
         if generation is not None:
             catalogue = Catalogue(self.directory.generation(generation) / "catalogue")
             for key in catalogue.queue_keys():
@@ -182,8 +235,12 @@ class _Gathered:
             for number in range(min(self.ends[kind], self._plausible_end(kind))):
                 told = self.told.get((kind, number)) or _Told(stand_in(number), 1)
                 queues = 0 if kind == NameKind.GROUP else told.queues or self._queues_of(told)
-                found.append(dictionary.encode(kind, queues, number, told.name))
-        return found + self.makers
+                record = NameRecord(kind, queues, told.edition, number, told.name)
+                found.append(record.encode())
+                if told.removed_at >= 0:
+                    found.append(record._replace(kind=NameKind.REMOVED, place=told.removed_at).encode())
+        there = (key for key in self.makers if self.told.get((NameKind(key[0]), key[1]), _Told("")).removed_at < 0)
+        return found + [self.makers[key] for key in there]
 
     def _plausible_end(self, kind: NameKind) -> int:
         """Numbers far behind all that are told or used are those of a damaged row or queue: they get no stand-in."""

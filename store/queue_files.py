@@ -8,6 +8,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Final
 
+from store import disk
 from store.consume_queue import GrowingQueue
 from store.growing import GrowingFile
 from store.handles import Handles
@@ -40,6 +41,22 @@ class QueueFiles:
         else:
             self._queues.move_to_end(name)
         return queue
+
+    def remove_topic(self, topic_no: int) -> int:
+        """Writer: remove the files of a topic's queues, which are all empty; how many there were."""
+        directory = self.root / "topics" / str(topic_no)
+        if not directory.is_dir():
+            return 0
+        found = 0
+        for queue in sorted(directory.iterdir()):
+            for path in sorted(queue.iterdir()):
+                disk.remove(path, POINT)
+                self.handles.forget(str(path))
+                found += 1
+            self._queues.pop(f"topics/{topic_no}/{queue.name}", None)
+            self.handles.forget_directory(str(queue))
+        self.handles.forget_directory(str(directory))
+        return found
 
     def refresh(self) -> None:
         """Let go of files that were removed."""

@@ -2,7 +2,7 @@
 
 A write needs pages, and where they are not there yet the writer waits until the system has found some. That is little where memory
 lies ready. On a virtual machine that gives free memory back to its host it is most of the work: 350 to 600 MB/s instead of 4,000 to
-6,600 (measured; benchmarks/NOTES.md). So somebody else, who has time, reads what was reserved for the log and never written: that
+6,600 (measured; docs/performance.md). So somebody else, who has time, reads what was reserved for the log and never written: that
 makes pages of zeros, and the disk is not asked.
 
 Nothing depends on it: pages that the system takes away again, or that could not be had, cost a writer what they did before.

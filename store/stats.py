@@ -14,7 +14,7 @@ import numpy as np
 
 from store import catalogue
 from store.dictionary import Dictionary
-from store.directory import FORMAT_VERSION, StoreDirectory
+from store.directory import StoreDirectory
 from store.published import EdgeSlot, JobSlot
 from store.records import ENTRY, ROW, STATE_MASK, State, topic_of_key
 from store.redo_log import TOTALS
@@ -47,7 +47,7 @@ class _Stats:
         half_end, op_end = int(edge[EdgeSlot.HALF_END]), int(edge[EdgeSlot.OP_END])
         half_cursor, op_cursor = int(job[JobSlot.HALF_CURSOR]), int(job[JobSlot.OP_CURSOR])
         return {
-            "format": FORMAT_VERSION,
+            "format": self.directory.format,
             "store_id": self.directory.store_id,
             "halves": {
                 "begin": int(edge[EdgeSlot.HALF_BEGIN]),
@@ -94,11 +94,11 @@ class _Stats:
 
     def _topics(self) -> dict[str, object]:
         found: dict[str, dict[str, object]] = {
-            name: {"queues": queues, "messages": 0} for name, queues in zip(self.names.topics, self.names.queues, strict=True)
+            name: {"queues": self.names.queues[topic_no], "messages": 0} for topic_no, name in self.names.living_topics()
         }
         for key, begin, end in sorted(self._extents()):
             topic_no, queue_id = topic_of_key(key)
-            if topic_no < len(self.names.topics):
+            if topic_no < len(self.names.topics) and topic_no not in self.names.removed:
                 topic = found[self.names.topics[topic_no]]
                 topic["messages"] = int(str(topic["messages"])) + end - begin
                 topic[f"queue_{queue_id}"] = f"{begin}..{end}"

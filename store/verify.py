@@ -24,11 +24,10 @@ keeps before them, and looks twice before it reports something there.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from store.directory import FORMAT_FILE, StoreDirectory, format_crc
+from store.directory import FORMAT_FILE, StoreDirectory, format_of
 from store.errors import Corrupt
 from store.incarnations import INCARNATIONS
 from store.verify_edge import EdgeSide
@@ -86,11 +85,9 @@ def _check_format(directory: StoreDirectory, findings: Findings) -> None:
     path = directory.root / FORMAT_FILE
     content = path.read_bytes()
     try:
-        version = json.loads(content)["escrow_format"]
-        made = {"escrow_format": version, "store_id": directory.store_id, "geometry": asdict(directory.geometry)}
-        made["crc"] = format_crc(made)
+        made = format_of(directory.store_id, directory.geometry, directory.needs)
         good = content == json.dumps(made, indent=2).encode() + b"\n"
-        good = good and len(directory.store_id) == 16 and int(directory.store_id, 16) >= 0 and version >= 1
+        good = good and len(directory.store_id) == 16 and int(directory.store_id, 16) >= 0
     except (ValueError, TypeError) as error:
         findings.add(path, 0, f"not what a store has there: {error}")
         return

@@ -17,11 +17,8 @@ from typing import Any, Final
 import numpy as np
 
 from store import ends, frames, journal
-from store.dictionary import RECORD as NAME_RECORD
-from store.dictionary import NameKind
 from store.directory import StoreDirectory
 from store.edge_recovery import CHECKPOINT
-from store.errors import IllegalName
 from store.frames import HALF_HEAD, HEAD, MAGIC, OP_HEAD, FrameKind
 from store.published import EDGE_MAGIC, EdgeSlot, JobSlot
 from store.reader import topic_queue_name
@@ -29,7 +26,6 @@ from store.records import (
     ENTRY,
     IMMUNITY_MAX_S,
     NO_POSITION,
-    QUEUES_PER_TOPIC_MAX,
     STATE_MASK,
     OpKind,
     State,
@@ -42,6 +38,7 @@ from store.records import (
 from store.redo_log import RedoKind
 from store.verify_files import Array, Findings, Ints, SegmentFiles, map_bytes, read_checked_json, slots_of
 from store.verify_job import EdgeFiles, JobSide
+from store.verify_names import CheckedNames
 
 _HEAD: Final = struct.Struct("<IIHBBHH")
 _MAGIC: Final = MAGIC.to_bytes(2, "little")
@@ -247,37 +244,9 @@ class EdgeSide(EdgeFiles):
             self.findings.add(self.page_path, EdgeSlot.VISIBLE_END * 8, reason)
 
     def read_names(self) -> None:
-        """The dictionary: numbers consecutive, names legal and distinct."""
-        path = self.directory.root / "dictionary"
-        self.groups: list[str] = []
-        self.topics: list[str] = []
-        self.queues: list[int] = []
-        known: set[tuple[int, str]] = set()
-        for at, payload in check_journal(path, self.findings, self.clean):
-            try:
-                kind, queues, reserved, number = NAME_RECORD.unpack_from(payload)
-                name = payload[NAME_RECORD.size :].decode()
-                if kind == NameKind.MAKER:
-                    self._check_maker(path, at, NameKind(queues), number)
-                    continue
-                names = {NameKind.GROUP: self.groups, NameKind.TOPIC: self.topics}[NameKind(kind)]
-                frames.check_name(name, NameKind(kind).name.lower())
-            except (struct.error, ValueError, KeyError, IllegalName) as error:
-                self.findings.add(path, at, f"not a name: {error}")
-                continue
-            wrong_queues = not 1 <= queues <= QUEUES_PER_TOPIC_MAX if kind == NameKind.TOPIC else queues != 0
-            if number != len(names) or (kind, name) in known or reserved or wrong_queues:
-                self.findings.add(path, at, f"{name!r} with number {number} where {len(names)} belongs, or known before")
-                continue
-            names.append(name)
-            known.add((kind, name))
-            if kind == NameKind.TOPIC:
-                self.queues.append(queues)
-
-    def _check_maker(self, path: Path, at: int, of: NameKind, number: int) -> None:
-        names = self.topics if of == NameKind.TOPIC else self.groups
-        if of == NameKind.MAKER or not 0 <= number < len(names):
-            self.findings.add(path, at, f"says who made number {number}, which is not there")
+        records = check_journal(self.directory.root / "dictionary", self.findings, self.clean)
+        names = CheckedNames(self.directory, self.findings, records)
+        self.groups, self.topics, self.queues, self.editions = names.groups, names.topics, names.queues, names.editions
 
     # --- the walk ---
     def walk(self) -> None:

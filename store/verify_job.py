@@ -64,6 +64,8 @@ class EdgeFiles:
     half_floor: int
     #: Number of queues of each topic, by topic_no.
     queues: list[int]
+    #: How many topics had each number before.
+    editions: list[int]
     tags_at: Callable[[Ints], Ints]
     frames_known: Callable[[Ints, Ints], Any]
 
@@ -411,7 +413,9 @@ class JobSide:
             return 0
         begin, end, slot = self.extents[key]
         topic_no, queue_id = topic_of_key(key)
-        if topic_no >= len(edge.queues) or queue_id >= edge.queues[topic_no]:
+        # An earlier topic with this number may have had more queues: they are empty.
+        earlier = topic_no < len(edge.editions) and edge.editions[topic_no] > 0 and begin == end
+        if topic_no >= len(edge.queues) or (queue_id >= edge.queues[topic_no] and not earlier):
             self.catalogue.add(slot, f"topic {topic_no}, queue {queue_id}: no such queue")
             return 0
         if not len(places) and not self.scan.begin and self.clean:

@@ -95,9 +95,10 @@ def _check_consumers(path: Path, edge: EdgeSide, findings: Findings) -> None:
             findings.add(path, at, f"not a consumer's record: {error}")
             continue
         topic_no, queue_id = record.queue_key >> 6, record.queue_key & 63
-        if payload[1] or record.queue_offset < 0 or (record.kind != ConsumerKind.RECEIPT and record.visible_at_ms):
+        edition = edge.editions[topic_no] if 0 <= topic_no < len(edge.editions) else 0
+        if record.edition > edition or record.queue_offset < 0 or (record.kind != ConsumerKind.RECEIPT and record.visible_at_ms):
             findings.add(path, at, "a record that no writer makes")
-        elif not 0 <= topic_no < len(edge.topics) or queue_id >= edge.queues[topic_no]:
+        elif not 0 <= topic_no < len(edge.topics) or (record.edition == edition and queue_id >= edge.queues[topic_no]):
             findings.add(path, at, f"a queue that does not exist: topic {topic_no}, queue {queue_id}")
         elif not 0 <= record.group_no < len(edge.groups):
             findings.add(path, at, f"a group that has no name: {record.group_no}")

@@ -143,7 +143,7 @@ def _explain(error: Exception) -> tuple[str, int] | None:
         return remote.explain(error)
     if isinstance(error, ModuleNotFoundError):
         if (error.name or "").partition(".")[0] in SERVER_MODULES:
-            return "this command needs the server parts: pip install 'escrow[server]'", exits.ERROR
+            return "this command needs the extra [server]; in a checkout of Escrow: pip install '.[server]'", exits.ERROR
         return None
     if isinstance(error, exits.UsageError | SettingsError):
         return str(error), exits.ERROR

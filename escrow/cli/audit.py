@@ -20,11 +20,11 @@ the last hash goes into the commit log.
 """
 
 VERIFY = """\
-Holds every record against the hash that the next one carries, and against the hashes in the
-commit log. Reads the data directory, also beside a running service. Ends with 0 when all agree,
-with 1 and the first record that does not otherwise. Keep the hash that it prints somewhere else,
-and pass it with --expect the next time: then nobody who can write the whole data directory can
-change what came before it unseen.
+Holds every record against the hash that the next one carries, against the hashes in the commit
+log, and the file against what the edge noted of it when it stopped. Reads the data directory,
+also beside a running service. Ends with 0 when all agree, with 1 and the first record that does
+not otherwise. Keep the hash that it prints somewhere else, and pass it with --expect the next
+time: then nobody who can write the whole data directory can change what came before it unseen.
 """
 
 EPILOG = """\
@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
 
 def run_verify(args: argparse.Namespace) -> int:
     """Prints the head of the chain, or the first record at which it breaks."""
-    from store.audit import Head, check_chain
+    from store import journals
+    from store.audit import NAME, Head, check_chain
     from store.audit_anchors import anchors_of
     from store.errors import Corrupt
 
@@ -72,7 +73,8 @@ def run_verify(args: argparse.Namespace) -> int:
     anchors = anchors_of(root)
     expected = [] if args.expect is None else [Head(*args.expect)]
     try:
-        head = check_chain(root / "audit", [*anchors, *expected])
+        head = check_chain(root / NAME, [*anchors, *expected])
+        journals.check_one(root, NAME)
     except Corrupt as error:
         print(f"escrow: {error}", file=sys.stderr)
         return exits.ERROR

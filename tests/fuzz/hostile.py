@@ -210,6 +210,18 @@ ROUTES: dict[str, Callable[[random.Random, Pool], Request]] = {
     ),
     "GET /v1/operator/groups": lambda rng, pool: Request("GET", "/v1/operator/groups"),
     "GET /v1/operator/topics": lambda rng, pool: Request("GET", "/v1/operator/topics"),
+    "POST /v1/operator/topics/remove": lambda rng, pool: Request(
+        "POST",
+        "/v1/operator/topics/remove",
+        content=rng.choice(
+            (
+                {"topics": [rng.choice(TOPICS)]},
+                {"unused": True},
+                {"unused": True, "made_by": "nobody", "dry_run": True},
+                {"topics": [rng.choice(TOPICS)], "unused": True},
+            )
+        ),
+    ),
     "POST /v1/operator/topics": lambda rng, pool: Request(
         "POST", "/v1/operator/topics", content={"topic": rng.choice(TOPICS), "queues": rng.choice((None, 1, 2, 64))}
     ),
@@ -225,7 +237,7 @@ ROUTES: dict[str, Callable[[random.Random, Pool], Request]] = {
     "GET /metrics": lambda rng, pool: Request("GET", "/metrics", headers=[(b"accept", rng.choice(ACCEPTS))]),
 }
 #: Most of what is sent goes where something can go wrong.
-WEIGHTS = [8, 4, 8, 4, 4, 6, 4, 4, 3, 3, 3, 1, 6, 2, 6, 1, 1, 1, 1, 1, 0.2, 1, 1, 0.5, 0.5, 1, 1, 0.2, 1]
+WEIGHTS = [8, 4, 8, 4, 4, 6, 4, 4, 3, 3, 3, 1, 6, 2, 6, 1, 1, 1, 0.5, 1, 1, 0.2, 1, 1, 0.5, 0.5, 1, 1, 0.2, 1]
 
 # --- spoiling content -----------------------------------------------------------------------------------------------------------
 HOSTILE: tuple[Any, ...] = (

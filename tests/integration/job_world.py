@@ -219,7 +219,7 @@ class JobWorld:
         return self.job.metrics.registry.get_sample_value(name, labels) or 0.0
 
     def assert_gauge(self) -> None:
-        """§7 case 66: the gauge is what the totals say, and what the table holds."""
+        """Case 66: the gauge is what the totals say, and what the table holds."""
         marker = self.job.store.marker
         totals, pending = marker.totals, self.job.store.table.pending
         ended = sum(totals[name] for name in ("commits", "rollbacks", "discards_max", "discards_expired", "quarantined"))

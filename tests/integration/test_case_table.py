@@ -1,6 +1,6 @@
-"""Every case of spec §7, and the tests that play it through real Spark with time injected. The tables are held to the tests here.
+"""Every case of docs/cases.md, and the tests that play it through real Spark with time injected.
 
-Numbers that the spec leaves out (7, 8, 12 …) were never cases of ours. Below Spark the same cases are played on the store alone
+Numbers that the page leaves out (7, 8, 12 …) are not cases. Below Spark the same cases are played on the store alone
 (tests/unit/streaming/test_cases.py) and as pure rules (tests/unit/checker).
 """
 
@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
-#: As spec §7 lists them.
-OF_THE_SPEC = {*range(1, 7), *range(9, 12), 15, 16, *range(19, 24), *range(27, 51), *range(52, 60), *range(61, 69)}
+#: As docs/cases.md lists them (tests/unit/test_docs.py holds the page to CASES).
+NUMBERS = {*range(1, 7), *range(9, 12), 15, 16, *range(19, 24), *range(27, 51), *range(52, 60), *range(61, 69)}
 SPARK_FIXTURES = {"world", "make_world", "core", "make_core"}
 
 CASES: dict[int, tuple[str, tuple[str, ...]]] = {
@@ -108,7 +108,7 @@ def _tests() -> dict[str, set[str]]:
 
 
 def test_the_table_has_every_case():
-    assert set(CASES) == OF_THE_SPEC
+    assert set(CASES) == NUMBERS
 
 
 def test_every_case_has_a_test_that_runs_through_spark():

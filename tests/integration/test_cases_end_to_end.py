@@ -1,4 +1,4 @@
-"""The cases of spec §7, through Spark, with time injected. The numbers are those of the spec; case_table.py has all of them."""
+"""The cases of docs/cases.md through Spark, with time injected, by their numbers. test_case_table.py has all of them."""
 
 from __future__ import annotations
 

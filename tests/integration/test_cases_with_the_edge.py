@@ -1,4 +1,4 @@
-"""The cases of spec §7 in which edge and job play together: the real edge core, real Spark, injected time. See case_table.py."""
+"""The cases of docs/cases.md in which edge and job play together: real edge core, real Spark, injected time."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from store.directory import Geometry
 from store.edge import EdgeStore, End
 from store.errors import StoreError
 from store.frames import Message
+from store.guarded_clock import STATE_FILE
 from store.published import JobSlot
 from store.reader import LogReader, topic_queue_name
 from store.records import OpKind, State, state_of
@@ -192,3 +193,22 @@ def test_the_job_may_be_restarted_at_any_time(world):
     assert not world.job.clock.alert
     world.minutes(73 * 60, step=10)
     assert world.readable() <= LAST
+
+
+def test_nothing_is_deleted_while_the_clock_is_not_believed(world):
+    """Nobody knows how much time has passed since the last time known: the wall clock is followed, and waited for."""
+    world.release(200)
+    pending = world.half()
+    world.minutes(2)
+    world.job.stop()
+    (world.settings.data_dir / STATE_FILE).unlink()
+    world.source.jump(4 * DAY_S)
+    world.start()
+    assert (world.job.clock.alert, world.job.clock.held_s > 0) == (False, True)
+    world.minutes(50)
+    assert world.job.clock.now_ms() == world.source.now_ms()
+    assert (world.readable(), world.marker.proposal_end, world.state(pending)) == (200, 0, State.PREPARED)
+    world.minutes(40)
+    assert world.job.clock.held_s == 0
+    assert world.readable() <= LAST
+    assert world.marker.proposal_end > 0

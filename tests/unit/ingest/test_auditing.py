@@ -141,15 +141,37 @@ async def test_anchors_are_messages_that_the_command_holds_the_audit_against(tmp
     assert "tells of 2 records: the last ones were removed" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("harm", ["gone", "empty", "a record less", "cut off"])
+@in_a_loop
+async def test_the_command_knows_how_long_the_audit_was_when_the_edge_stopped(tmp_path, capsys, harm):
+    """No anchor tells of the last minute."""
+    path = settings_for(tmp_path).store_dir / "audit"
+    async with world(tmp_path) as w:
+        for _ in range(3):
+            await auditor_of(w).note("ada", "login", "console")
+            sizes = path.stat().st_size
+        await auditor_of(w).note("eve", "login", "console")
+    command = ["audit", "verify", "--data", str(tmp_path)]
+    assert main(command) == exits.OK
+    content = path.read_bytes()
+    if harm == "gone":
+        path.unlink()
+    else:
+        path.write_bytes({"empty": b"", "a record less": content[:sizes], "cut off": content[:-7]}[harm])
+    assert main(command) == exits.ERROR
+    assert "escrow store repair" in capsys.readouterr().err
+
+
 def test_logins_seeks_and_denials_of_a_real_endpoint(tmp_path):
     data = tmp_path / "data"
     file = data / "keys" / "tokens.toml"
     ops = token_file.add(file, "ops", [], [], operator=True, metrics=False, made_at=MADE_AT)
-    shop = token_file.add(file, "shop", ["g:t"], ["t:c"], operator=False, metrics=False, made_at=MADE_AT)
+    shop = token_file.add(file, "shop", ["g:t"], ["t:c", "%DLQ%c:c"], operator=False, metrics=False, made_at=MADE_AT)
     with edge(data) as (process, port):
         with EdgeClient(port, token=shop) as client:
             client.raw("POST", "/v1/messages", {"messages": [{**HALF, "group": "g", "topic": "t"}]})
             assert client.raw("POST", "/v1/topics/t/seek", {"group": "c", "to": "latest"})[0] == 200
+            assert client.raw("POST", "/v1/groups/c/dead-letters/replay", {"ids": ["0-0"]})[0] == 200
             assert client.raw("POST", "/v1/topics/t/seek", {"group": "other", "to": "latest"})[0] == 403
         with EdgeClient(port) as client:
             assert client.raw("POST", "/console/session", {"token": ops})[0] == 200
@@ -161,6 +183,7 @@ def test_logins_seeks_and_denials_of_a_real_endpoint(tmp_path):
     assert [(each["who"], each["action"], each["target"], each["result"]) for each in reversed(records)] == [
         ("tokens file", "tokens", "added ops, shop", "done"),
         ("shop", "seek", "t as c to latest", "done"),
+        ("shop", "replay", "1 dead letters of c", "done"),
         ("ops", "login", "console", "done"),
     ]
     with edge(data) as (_, port), EdgeClient(port, token=ops) as client:

@@ -38,7 +38,7 @@ def test_programs_pass():
     check_page({**OURS, b"user-agent": b"curl/8", b"accept": b"*/*"}, has_tokens=False)
 
 
-@pytest.mark.parametrize("name", [b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"])
+@pytest.mark.parametrize("name", [b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-port", b"x-real-ip", b"cf-ray"])
 def test_a_proxy_needs_tokens(name):
     with pytest.raises(Forbidden, match="make tokens"):
         check_page({**OURS, name: b"203.0.113.9"}, has_tokens=False)

@@ -4,6 +4,7 @@ everything goes on when the clock is back or an operator has confirmed."""
 from __future__ import annotations
 
 import asyncio
+import shutil
 
 import pytest
 
@@ -151,19 +152,40 @@ def test_a_key_is_known_for_the_window_and_no_longer(tmp_path, jump_s, ending):
             seat.jump(-jump_s)
         else:
             seat.confirm()
-        # The edge's own loop does it once a second.
-        seat.edge.store.dedup.leapt_s = seat.edge.clock.leapt_ms(HOUR_S * 1000) // 1000
         assert await id_of() == first
         seat.pass_time(2_000)
         assert await id_of() == first
         for _ in range(8):
             await seat.edge.prepare([Message("g", "t", b"y", dedup_key=f"other {seat.source.running_ms}")])
             seat.pass_time(1_000)
-        seat.edge.store.dedup.leapt_s = seat.edge.clock.leapt_ms(HOUR_S * 1000) // 1000
         assert await id_of() != first
         assert len(list((seat.settings.store_dir / "dedup").iterdir())) <= 6
 
     play(story, tmp_path)
+
+
+def test_a_key_outlives_a_kill_behind_a_leap(tmp_path):
+    """The recovery reads halves of after the leap; those of before it are no older for that."""
+
+    async def story(seat):
+        async def prepare(key):
+            return (await seat.edge.prepare([Message("g", "t", b"x", dedup_key=key)]))[0]
+
+        first = await prepare("k")
+        seat.jump(YEAR_S)
+        seat.confirm()
+        for number in range(3):
+            seat.pass_time(1_000)
+            await prepare(f"other {number}")
+        killed = Seat(tmp_path / "killed")
+        shutil.copytree(seat.settings.data_dir, killed.settings.data_dir, ignore=shutil.ignore_patterns("*.wake"))
+        killed.source = seat.source
+        async with killed:
+            assert not killed.edge.store.recovery.clean
+            again = (await killed.edge.prepare([Message("g", "t", b"x", dedup_key="k")]))[0]
+            assert again == first
+
+    play(story, tmp_path / "first")
 
 
 @JUMPS

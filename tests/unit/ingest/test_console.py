@@ -25,6 +25,7 @@ OPERATIONS = {
     "GET /v1/operator/groups": None,
     "GET /v1/operator/topics": None,
     "POST /v1/operator/topics": {"topic": "made"},
+    "POST /v1/operator/topics/remove": {"topics": ["made"], "dry_run": True},
     "GET /v1/status": None,
     "DELETE /console/session": None,
 }

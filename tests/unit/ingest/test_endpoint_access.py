@@ -6,6 +6,7 @@ import http.client
 import json
 import ssl
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,6 +14,7 @@ from ingest import token_file
 from tests.support.certificates import Authority
 from tests.support.distributions import installer
 from tests.support.edge_client import EdgeClient, RemoteError
+from tests.support.endpoint import until
 from tests.unit.ingest.test_endpoint import HALF, cannot_start, edge
 
 HALVES = {"messages": [HALF]}
@@ -72,6 +74,7 @@ def test_everybody_may_ask_whether_it_lives(guarded):
         ("GET", "/v1/operator/groups", None, {"ops"}),
         ("GET", "/v1/operator/topics", None, {"ops"}),
         ("POST", "/v1/operator/topics", {"topic": "made"}, {"ops"}),
+        ("POST", "/v1/operator/topics/remove", {"topics": ["made"], "dry_run": True}, {"ops"}),
         ("GET", "/v1/status", None, {"ops"}),
         ("GET", "/metrics", None, {"ops", "prometheus"}),
     ],
@@ -151,6 +154,25 @@ def test_a_revoked_token_is_refused_within_a_second_or_so(guarded):
             time.sleep(0.05)
 
 
+def test_a_poll_that_waits_shows_nothing_to_a_token_that_was_revoked(guarded):
+    """What comes after that goes to somebody else."""
+    data, port, tokens = guarded
+    short, mine = new(data, "short-poll", [], ["late:mine"]), new(data, "late", ["g:late"], ["late:mine"])
+    path = "/v1/topics/late/messages?group=mine&consumer=c"
+    clients = [EdgeClient(port, token=token) for token in (short, short, mine, tokens["ops"])]
+    with clients[0] as client, clients[1] as revoked, clients[2] as other, clients[3] as operator:
+        until(lambda: client.raw("GET", path)[0] == 200 == other.raw("GET", path)[0])
+        with ThreadPoolExecutor(1) as waiting:
+            answer = waiting.submit(client.raw, "GET", path + "&wait_s=30")
+            until(lambda: operator.status()["consumption"]["polls_waiting"] == 1)
+            token_file.revoke(data / "keys" / "tokens.toml", "short-poll")
+            until(lambda: revoked.raw("GET", path)[0] == 401)
+            other.send([{"group": "g", "topic": "late", "text": "secret"}])
+            status, _, content = answer.result()
+            assert (status, b"secret" in content, b"c2VjcmV0" in content) == (401, False, False)
+        assert [each["body"] for each in other.consume("late", "mine")] == [b"secret"]
+
+
 def test_no_secret_in_any_log(guarded):
     data, _, tokens = guarded
     text = "".join(path.read_text(errors="replace") for path in (data / "logs").glob("*") if path.is_file())
@@ -206,7 +228,7 @@ def test_quota_is_429_with_a_time_to_wait(tmp_path):
 
 def test_a_broken_plug_in_ends_the_start_with_one_line(tmp_path, monkeypatch):
     installer(tmp_path / "site", monkeypatch)("mine", "[escrow.check_listeners]\nmine = theirs:Made\n", theirs="class Made: pass")
-    code, said = cannot_start(tmp_path / "data", PYTHONPATH=str(tmp_path / "site"))
+    code, said = cannot_start(tmp_path / "data", "plugins=mine", PYTHONPATH=str(tmp_path / "site"))
     assert code == 2
     assert "plug-in mine = theirs:Made (escrow.check_listeners) of mine 1.2: is no CheckListener" in said
 

@@ -259,7 +259,7 @@ def test_a_group_without_halves_gets_no_number(tmp_path):
     play(tmp_path, story)
 
 
-# --- spec §4 ---
+# --- settings (docs/configuration.md) ---
 def test_check_transaction_message_enable(tmp_path):
     async def story(w):
         await w.half()

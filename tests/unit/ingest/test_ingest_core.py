@@ -166,7 +166,7 @@ def test_ends_go_before_halves_and_are_taken_when_halves_are_refused(tmp_path):
     play(tmp_path, story, "maxQueuedSize=64KiB")
 
 
-# --- spec §4 at this level ---
+# --- settings (docs/configuration.md) at this level ---
 def test_a_standby_refuses_halves_messages_ends_and_polls(tmp_path):
     async def master(w):
         ids.append(await w.half())

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from store import disk
-from store.dictionary import TOPICS_MAX, Dictionary, NameKind
+from store.dictionary import TOPICS_MAX, Dictionary, NameKind, encode
 from store.errors import IllegalName, InvalidRecord, StoreUnusable
+from store.journal import encode_all
 
 
 @pytest.fixture
@@ -41,6 +42,23 @@ def test_a_name_is_durable_before_its_number_is_known(path):
         dictionary.add_group("b")
     disk.arm(None)
     assert dictionary.group_no("b") is None
+
+
+def test_a_reader_notices_that_the_dictionary_was_written_anew(path):
+    """As the edge does when it learns lost names again from the log: other records, in another order."""
+    dictionary = Dictionary(path, writable=True)
+    dictionary.add_names(["a", "b"], ["x"], lambda _kind, _name: "token")
+    reader = Dictionary(path)
+    dictionary.close()
+    records = [encode(NameKind.TOPIC, 2, 0, "x"), *(encode(NameKind.GROUP, 0, number, name) for number, name in enumerate("abc"))]
+    disk.replace_file(path, encode_all(records), "dictionary")
+    reader.refresh()
+    assert (reader.groups, reader.topics, reader.queues, reader.made.total()) == (["a", "b", "c"], ["x"], [2], 0)
+    assert (reader.group_no("c"), reader.topic_no("x")) == (2, 0)
+    dictionary = Dictionary(path, writable=True)
+    dictionary.add_group("d")
+    reader.refresh()
+    assert reader.groups == ["a", "b", "c", "d"]
 
 
 def test_a_reader_learns_names_that_were_added(path):

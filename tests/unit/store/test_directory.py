@@ -12,7 +12,7 @@ import pytest
 
 from store.directory import FORMAT_VERSION, Geometry, Lock, StoreDirectory, free_bytes
 from store.edge import EdgeStore
-from store.errors import FormatTooNew, GeometryMismatch, NotAStore, StoreError, StoreLocked, StoreUnusable
+from store.errors import Corrupt, FormatTooNew, GeometryMismatch, NotAStore, StoreError, StoreLocked, StoreUnusable
 from store.job import JobStore
 from tests.support.service import SMALLEST, segment_files
 
@@ -34,7 +34,7 @@ def test_making_and_opening_agree(tmp_path):
     assert StoreDirectory(tmp_path / "other", SMALLEST, create=True).store_id != made.store_id
 
 
-def test_places_are_those_of_the_specification(tmp_path):
+def test_the_redo_log_lies_where_rocketmq_has_it(tmp_path):
     directory = StoreDirectory(tmp_path / "store", SMALLEST, create=True)
     assert directory.redo_log().relative_to(directory.root).as_posix() == ("transaction/redolog/TRANSACTION_REDOLOG_TOPIC_XXXX/0")
     assert directory.half_queue(3).name == "3"
@@ -143,7 +143,7 @@ def test_a_generation_that_is_none_is_explained(tmp_path):
     with EdgeStore(tmp_path / "store", geometry=SMALLEST), JobStore(tmp_path / "store"):
         pass
     (tmp_path / "store" / "transaction" / "CURRENT").write_text("junk")
-    with pytest.raises(NotAStore, match="does not name a generation"):
+    with pytest.raises(Corrupt, match=r"CURRENT at 0: does not name a generation"):
         StoreDirectory(tmp_path / "store").current_generation()
 
 

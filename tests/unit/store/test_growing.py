@@ -6,9 +6,10 @@ import os
 
 import pytest
 
+from store import disk
 from store import handles as handles_module
 from store.descriptors import descriptors_allowed
-from store.errors import Corrupt, ForeignFile, SegmentGone
+from store.errors import Corrupt, ForeignFile, NoRoom, SegmentGone
 from store.growing import GrowingFile
 from store.handles import Handles
 from store.segments import segment_name
@@ -77,6 +78,18 @@ def test_ensure_makes_what_lies_before_and_begin_at_the_first_file(tmp_path, wri
     assert sizes(tmp_path / "q") == {128: 64, 192: 64, 256: 4}
     file.ensure(200)
     assert (file.begin, file.end) == (128, 320)
+
+
+def test_a_file_that_could_not_be_extended_is_extended_the_next_time(tmp_path, writer):
+    file = GrowingFile(tmp_path / "q", 64, "test", writer)
+    file.write(0, b"x")
+    disk.arm("test.extend", "ENOSPC")
+    with pytest.raises(NoRoom):
+        file.ensure(40)
+    disk.arm(None)
+    file.ensure(40)
+    assert sizes(tmp_path / "q") == {0: 40}
+    assert bytes(file.view(0, 40)) == b"x" + bytes(39)
 
 
 def test_full_size_files_of_earlier_releases_are_read_and_written(tmp_path, writer):

@@ -189,6 +189,8 @@ def test_checkpoints_bound_the_replay(tmp_path):
         ("table gone", "before the cursor"),
         ("table short", "missing between"),
         ("other generation", "generation"),
+        ("CURRENT damaged", "does not name a generation"),
+        ("CURRENT gone", "generation"),
     ],
 )
 def test_derived_files_that_cannot_be_trusted_are_made_anew(service, damage, reason):
@@ -217,6 +219,10 @@ def test_derived_files_that_cannot_be_trusted_are_made_anew(service, damage, rea
             (root / "statetable" / "0" / f"{64 * 24:020d}").unlink()
         case "other generation":
             (service.root / "transaction" / "CURRENT").write_text("generation-000009\n")
+        case "CURRENT damaged":
+            (service.root / "transaction" / "CURRENT").write_bytes(b"generati\xefn-000001\n")
+        case "CURRENT gone":
+            (service.root / "transaction" / "CURRENT").unlink()
     service.open()
     assert service.job.recovery.rebuilt
     assert reason in service.job.recovery.reason

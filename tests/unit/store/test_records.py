@@ -30,7 +30,7 @@ from store.records import (
 words = st.tuples(st.sampled_from(State), st.integers(0, 1000), st.integers(0, 1 << 20), st.integers(0, 1 << 40), st.booleans())
 
 
-def test_widths_are_those_of_the_specification():
+def test_widths_are_those_of_the_format_document():
     assert records.ROW.itemsize == 24
     assert records.ENTRY.itemsize == 20
     assert [field[1] for field in dict(records.ROW.fields or {}).values()] == [0, 8, 12, 16, 20]

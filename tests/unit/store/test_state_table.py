@@ -28,7 +28,7 @@ def table(tmp_path):
     return table
 
 
-def test_the_default_files_are_those_of_the_specification(tmp_path):
+def test_the_default_files_have_two_million_rows_of_24_bytes(tmp_path):
     table = StateTable(tmp_path / "table", Geometry().state_rows_per_file, writable=True)
     table.ensure(0, 2_000_001)
     found = {path.name: path.stat().st_size for path in (tmp_path / "table").iterdir()}

@@ -204,7 +204,7 @@ def test_not_a_store(tmp_path: Path) -> None:
 
 def test_newer_format_is_refused(root: Path) -> None:
     text = (root / FORMAT_FILE).read_text()
-    (root / FORMAT_FILE).write_text(text.replace('"escrow_format": 1', '"escrow_format": 2'))
+    (root / FORMAT_FILE).write_text(text.replace('"escrow_format": 1', '"escrow_format": 3'))
     with pytest.raises(FormatTooNew):
         verify(root)
 
