@@ -92,23 +92,23 @@ pages: venv ## write again what is made from code: conf/escrow.toml, docs/config
 bench: $(BENCHES) ## all benchmarks
 
 bench-store: venv ## benchmarks of the store
-	$(BIN)/python -m benchmarks.store
+	$(BIN)/python -m benchmarks.results benchmarks.store
 
 bench-consume: venv ## benchmarks of consumer pull, on the edge's core
-	$(BIN)/python -m benchmarks.consume
+	$(BIN)/python -m benchmarks.results benchmarks.consume
 
 bench-streaming: venv ## benchmarks of the streaming job, with real Spark (about 6 minutes)
-	$(BIN)/python -m benchmarks.streaming
+	$(BIN)/python -m benchmarks.results benchmarks.streaming
 
 bench-ingest: venv tools ## benchmarks of the endpoint, the SDK and what consumers see (about 5 minutes)
-	$(BIN)/python -m benchmarks.ingest
-	$(BIN)/python -m benchmarks.sdk
+	$(BIN)/python -m benchmarks.results benchmarks.ingest
+	$(BIN)/python -m benchmarks.results benchmarks.sdk
 
 bench-kafka: venv tools ## Kafka mode against a bare Spark copy, and who does the work on a cluster (about 12 minutes)
-	$(BIN)/python -m benchmarks.kafka
-	$(BIN)/python -m benchmarks.kafka_cluster
-	$(BIN)/python -m benchmarks.kafka_scale
-	$(BIN)/python -m benchmarks.kafka_takeover
+	$(BIN)/python -m benchmarks.results benchmarks.kafka
+	$(BIN)/python -m benchmarks.results benchmarks.kafka_cluster
+	$(BIN)/python -m benchmarks.results benchmarks.kafka_scale
+	$(BIN)/python -m benchmarks.results benchmarks.kafka_takeover
 
 bench-rocketmq: venv ## Escrow beside a real RocketMQ, needs a JDK and Maven (about 40 minutes; ONLY=a,c for a part, SMALL=1 to try it)
 	$(BIN)/python -m benchmarks.rocketmq $(if $(ONLY),--only=$(ONLY)) $(if $(SMALL),--scale=0.02 --rounds=1)
@@ -117,7 +117,7 @@ bench-outbox: venv tools ## Escrow beside an outbox table in PostgreSQL (about 4
 	$(BIN)/python -m benchmarks.outbox $(if $(SMALL),--scale=0.02 --rounds=1)
 
 bench-grpc: venv ## benchmarks of the gRPC front against a bare gRPC server (about a minute)
-	$(BIN)/python -m benchmarks.grpc
+	$(BIN)/python -m benchmarks.results benchmarks.grpc
 
 parity-rocketmq: venv ## the same Java program against a real RocketMQ and against Escrow: same visible results?
 	@sh scripts/test_tools.sh
@@ -125,10 +125,10 @@ parity-rocketmq: venv ## the same Java program against a real RocketMQ and again
 	$(BIN)/python -m tests.rocketmq.parity
 
 bench-many: venv ## 20,000 topics and 10,000 groups: start, memory, descriptors, lists, releases (about 5 minutes)
-	$(BIN)/python -m benchmarks.many
+	$(BIN)/python -m benchmarks.results benchmarks.many
 
 bench-console: venv tools ## benchmarks of lists with a million pending, and of ingest with the console open (about 3 minutes)
-	$(BIN)/python -m benchmarks.console
+	$(BIN)/python -m benchmarks.results benchmarks.console
 
 screenshots: venv tools ## docs/images: the console's pages, taken anew
 	$(BIN)/python -m scripts.screenshots
@@ -157,7 +157,7 @@ tenants: venv ## a hostile tenant beside a well-behaved one, the whole service w
 fuzz-store: venv ## 20,000 damaged stores: opened, verified, rebuilt, backed up and restored
 	$(BIN)/python -m tests.fuzz_store.campaign --cases=$(CASES) $(if $(SEED),--seed=$(SEED))
 
-lock: ## resolve requirements/*.lock again, from pyproject.toml
+lock: ## resolve requirements/*.lock again, from pyproject.toml, and the lock beside every pom.xml
 	@sh scripts/preflight.sh "$(PYTHON)"
 	@sh scripts/lock.sh "$(PYTHON)" $(if $(UPGRADE),--upgrade)
 
@@ -167,12 +167,14 @@ clean: ## remove .venv and everything that was built or cached
 
 venv: $(VENV)/.installed ## build .venv if it is missing or stale
 
-# The lock changed: start from an empty environment, so that what left the lock leaves the machine.
-$(VENV)/.locked: requirements/dev.lock $(STALE)
+# The lock changed: start from an empty environment, so that what left the lock leaves the machine. pip and setuptools come first,
+# and build what is no wheel (--no-build-isolation): otherwise pip would fetch the newest setuptools for it.
+$(VENV)/.locked: requirements/build.lock requirements/dev.lock $(STALE)
 	@sh scripts/preflight.sh "$(PYTHON)"
 	@echo "Building $(VENV) from requirements/dev.lock ..."
 	@"$(PYTHON)" -m venv --clear $(VENV)
-	@$(PIP) install --require-hashes -r requirements/dev.lock
+	@$(PIP) install --require-hashes -r requirements/build.lock
+	@$(PIP) install --require-hashes --no-build-isolation -r requirements/dev.lock
 	@echo "$(CURDIR)" > $@
 
 # pyproject.toml changed: only the project itself is installed again (editable).

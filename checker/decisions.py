@@ -1,4 +1,4 @@
-"""Decisions: the table of spec §3 over all pending rows at once.
+"""Decisions: the decision table of docs/cases.md over all pending rows at once.
 
 `decide` walks a state table, usually a mapped file, in chunks small enough for the processor's cache, so that its
 private memory does not grow with the table. For each chunk it finds the PREPARED rows, gathers their three fields that

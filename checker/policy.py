@@ -1,4 +1,4 @@
-"""Policy: the settings of spec §4 that decide when a half is checked or discarded, in whole seconds and plain counts.
+"""Policy: the settings (docs/configuration.md) that decide when a half is checked or discarded, in whole seconds and plain counts.
 
 Whoever reads the configuration has RocketMQ's milliseconds; `Policy.from_ms` rounds every time up, so that nothing is
 checked or discarded sooner than configured. A message may ask for a longer grace of its own, its immunity:

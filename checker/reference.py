@@ -1,4 +1,4 @@
-"""The rules once more, one row and one op at a time, to be read beside the decision table of spec §3.
+"""The rules once more, one row and one op at a time, to be read beside the decision table of docs/cases.md.
 
 Slow on purpose: this is the text that the vectorised forms in `decisions.py` and `matcher.py` are held equal to by
 tests over random histories. Change a rule here first.

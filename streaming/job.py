@@ -150,7 +150,9 @@ def _made(settings: Settings) -> AnyService:
     try:
         from streaming.kafka_service import KafkaJobService  # noqa: PLC0415 - an embedded install need not have Kafka's client
     except ModuleNotFoundError as error:
-        raise JobCannotStart(f"Kafka mode needs the Python package {error.name}: pip install 'escrow[server,kafka]'") from error
+        raise JobCannotStart(
+            f"Kafka mode needs the Python package {error.name}: in a checkout of Escrow, pip install '.[server,kafka]'"
+        ) from error
     return KafkaJobService(settings)
 
 

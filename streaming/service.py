@@ -96,7 +96,7 @@ class JobService:
         )  # fmt: skip
         self._dictionary = Dictionary(root / "dictionary")
         self._presence = Presence(root / "presence")
-        self._sinks: list[tuple[str, Sink]] = [("edge", EdgeWake(root)), *load_all("escrow.sinks", root)]
+        self._sinks: list[tuple[str, Sink]] = [("edge", EdgeWake(root)), *load_all("escrow.sinks", settings.plugins, root)]
         self._spans = SettledSpans(Tracer(settings, "escrow-job"), self.store.log) if settings.otlp_endpoint else None
         self._waker = Waker(root / JOB_WAKE)
         self._lock = threading.Lock()

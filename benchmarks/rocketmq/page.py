@@ -18,7 +18,8 @@ HEAD: Final = """# Benchmarks
 
 Escrow beside Apache RocketMQ {rocketmq} on the same machine ({machine}), the same work, in turns.
 Made by `make bench-rocketmq` and `make bench-outbox` from [benchmarks/results.json](../benchmarks/results.json): do not edit.
-What is behind the figures, and what was tried: [benchmarks/NOTES.md](../benchmarks/NOTES.md).
+What is behind the figures, and what was tried: [performance.md](performance.md). Parts measured against their own floor, at later
+commits: [benchmarks/RESULTS.md](../benchmarks/RESULTS.md), which says why its figures for Escrow differ from these.
 
 - Bodies are 1 KiB of text. Clients run on the same cores as the servers. While one system is measured the other rests
   (RocketMQ is stopped by SIGSTOP: it burns a core when idle).

@@ -89,6 +89,6 @@ def test_commands_that_speak_http_need_no_server_parts(shell, name):
         done = bare(*command)
         assert done.returncode == 0, done.stderr
     without = bare("export", "x.parquet", "--data", "data")
-    assert (without.returncode, "escrow[server]" in without.stderr) == (2, True)
+    assert (without.returncode, "[server]" in without.stderr) == (2, True)
     looked = bare("doctor", "--data", "data", "--set", "listenPort=0")
     assert (looked.returncode, "FAIL packages" in looked.stdout) == (1, True), looked.stderr

@@ -9,6 +9,7 @@ async with world(tmp_path) as w:
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -45,7 +46,9 @@ SMALL = (
 
 
 def settings_for(root: Path, *flags: str) -> Settings:
-    return load(None, [*SMALL, f"dataDir={root}", *flags], {})
+    """Of the environment only the plug-ins count, which `tests.support.distributions` names there."""
+    plugins = {name: value for name, value in os.environ.items() if name == "ESCROW_PLUGINS"}
+    return load(None, [*SMALL, f"dataDir={root}", *flags], plugins)
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ import pytest
 from scripts.configuration_page import PAGE, text_of_page
 from tests.integration.test_case_table import CASES
 from tests.support.pages import ROOT, PageError, PageRun, _fits, anchors, blocks, links, pages
+from tests.support.texts import texts
 
 LINKING = [*pages(), "CHANGELOG.md", "store/FORMAT.md", "benchmarks/RESULTS.md"]
 
@@ -69,8 +70,42 @@ def test_every_test_that_a_guarantee_names_exists():
 
 
 def test_every_case_is_listed_with_the_tests_that_play_it():
-    rows = re.findall(r"^\| (\d+) \| (.*?) \| (.*?) \|$", GUARANTEES, re.MULTILINE)
-    assert {int(number): (what, tuple(re.findall(r"`(\w+)`", tests))) for number, what, tests in rows} == CASES
+    listed = (ROOT / "docs" / "cases.md").read_text().partition("## The cases")[2]
+    rows = re.findall(r"^\| (\d+) \| .+? \| (.*?) \|$", listed, re.MULTILINE)
+    assert {int(number): tuple(re.findall(r"`(\w+)`", tests)) for number, tests in rows} == {
+        number: tests for number, (_, tests) in CASES.items()
+    }
+
+
+def test_no_text_cites_a_document_that_is_not_in_the_repository():
+    """Rules and cases are cited as docs/cases.md, settings as docs/configuration.md."""
+    absent = re.compile(r"\bspec(ification)?( §|\.md)|§ ?\d|seed-audit", re.IGNORECASE)
+    assert [(where, found[0]) for where, text in texts("tests/unit/test_docs.py") if (found := absent.search(text))] == []
+
+
+RECOMMENDED = re.compile(r"(?:pip3?|uv|pipx|poetry) (?:add|install)\b[^\n`]*?[\s'\"=]escrow(?![\w./-])")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        ("pip install escrow", True),
+        ("run pip install -U 'escrow[server]'", True),
+        ('uv pip install "escrow[kafka]==0.1"', True),
+        ("pip install escrow==0.1", True),
+        ("pip install '.[server]'", False),
+        ("pip install ./escrow-….whl", False),
+        ("pip install ./escrow-audit", False),
+        ("pip install escrow-mq", False),
+    ],
+)
+def test_a_recommendation_is_told_from_a_path(text, is_found):
+    assert bool(RECOMMENDED.search(text)) is is_found
+
+
+def test_no_text_recommends_a_package_of_that_name():
+    """On PyPI "escrow" is another project: whoever installs it runs a stranger's code."""
+    assert [(where, found[0]) for where, text in texts("tests/unit/test_docs.py") if (found := RECOMMENDED.search(text))] == []
 
 
 # --- the runner itself ---

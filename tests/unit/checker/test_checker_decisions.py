@@ -1,4 +1,4 @@
-"""Decisions over pending rows, by the case numbers of spec §7; whole lives are simulated round by round."""
+"""Decisions over pending rows, by the case numbers of docs/cases.md; whole lives are simulated round by round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops against rows, by the case numbers of spec §7."""
+"""Ops against rows, by the case numbers of docs/cases.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policy: defaults, refusals, rounding, immunity (spec §4; cases 9, 41, 42 of §7)."""
+"""Policy: defaults, refusals, rounding, immunity (docs/configuration.md; cases 9, 41 and 42 of docs/cases.md)."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def toml(tmp_path, text):
     return file
 
 
-# --- spec §4: every key, its unit, its default, and what it becomes ---
+# --- RocketMQ's settings (docs/configuration.md): every key, its unit, its default, and what it becomes ---
 @pytest.mark.parametrize(
     ("key", "field", "default", "given", "becomes"),
     [
@@ -185,7 +185,7 @@ def test_wrong_flags(flag, says):
 
 @pytest.mark.parametrize("name", ["transactionTimeOut", "transactionCheckInterval", "checkTransactionMessageAtleastInterval"])
 def test_a_bare_integer_below_a_second_is_legal_and_gets_a_warning(name, tmp_path, capsys):
-    """Spec §4: it has RocketMQ's unit. Whoever wrote 6 and meant seconds is told."""
+    """It has RocketMQ's unit (docs/configuration.md). Whoever wrote 6 and meant seconds is told."""
     settings = loaded(f"{name}=6")
     assert getattr(settings, KEYS[name].field) == 6
     (warning,) = settings.warnings

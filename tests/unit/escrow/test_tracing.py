@@ -27,7 +27,7 @@ def test_nothing_is_imported_that_is_not_asked_for(module):
 
 @pytest.mark.parametrize("module", ["ingest.server", "streaming.job"])
 def test_without_the_packages_it_does_not_start_and_says_what_to_do(module, tmp_path):
-    """As on a machine with escrow[server] only."""
+    """As on a machine with the server extra only."""
     if module == "streaming.job":
         python(
             "from store.edge import EdgeStore; import sys, pathlib; EdgeStore(pathlib.Path(sys.argv[1])).close()",
@@ -38,7 +38,7 @@ def test_without_the_packages_it_does_not_start_and_says_what_to_do(module, tmp_
     status, _, err = python(code, "--data", str(tmp_path), *sets)
     assert status == 2
     assert "otlpEndpoint is set, and OpenTelemetry is not there" in err
-    assert "pip install 'escrow[tracing]'" in err
+    assert "pip install '.[tracing]'" in err
 
 
 def test_a_receiver_that_is_not_there_holds_nobody_up(tmp_path):

@@ -1,5 +1,6 @@
-"""The cases of spec §7 that concern store, checker and settlement, by their numbers, end to end: the real edge, the real job, the
-real settlement, members that answer, and a clock that moves only when a test says so. (tests/unit/checker has the pure ones.)
+"""The cases of docs/cases.md that concern store, checker and settlement, by number, end to end: the real edge, the real
+job, the real settlement, members that answer, and a clock that moves only when a test says so.
+tests/unit/checker has the pure ones.
 """
 
 from __future__ import annotations

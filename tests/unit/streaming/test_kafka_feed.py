@@ -15,7 +15,7 @@ from store.shard import ShardStore
 from streaming.kafka_records import Piece
 from streaming.kafka_service import KafkaJobService
 
-TOPICS = contract.Topics("half", "op", "redo", "check", "discard", "lease")
+TOPICS = contract.Topics("half", "op", "redo", "check", "discard", "lease", "ends")
 
 
 @pytest.fixture

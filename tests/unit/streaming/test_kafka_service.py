@@ -131,7 +131,8 @@ class Waiting:
     def __init__(self, of: list[int]) -> None:
         self.of, self.op_end, self.settled = of, 0, list[int]()
         self.service = cast("Any", kafka_service.KafkaJobService.__new__(kafka_service.KafkaJobService))
-        self.service.topics, self.service._half_watcher = contract.Topics("half", "op", "redo", "check", "discard", "lease"), None
+        self.service.topics = contract.Topics("half", "op", "redo", "check", "discard", "lease", "ends")
+        self.service._half_watcher = None
         self.service.settings = SimpleNamespace(
             max_records_per_batch=KEPT // kafka_service.DEFERRED_BATCHES, kafka_undeliverable_max=3
         )
@@ -189,7 +190,7 @@ def standby(monkeypatch):
     """A driver that was opened when there were two shards; those that it has claimed are in `claimed`."""
     made: Any = kafka_service.KafkaJobService.__new__(kafka_service.KafkaJobService)
     made.settings = SimpleNamespace(kafka_bootstrap_servers="", kafka_lease_timeout_ms=6000)
-    made.topics, made.connection = contract.Topics("half", "op", "redo", "check", "discard", "lease"), None
+    made.topics, made.connection = contract.Topics("half", "op", "redo", "check", "discard", "lease", "ends"), None
     made._lease = SimpleNamespace(held=threading.Event(), lost=threading.Event(), elsewhere=threading.Event())
     made._brokers = made.clock = SimpleNamespace(look=lambda: None)
     made._opening, made._ends, made.claimed = threading.Lock(), {}, []

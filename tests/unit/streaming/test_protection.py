@@ -21,6 +21,7 @@ def test_embedded_spark_authenticates_on_loopback(tmp_path):
     assert conf["spark.authenticate"] == "true"
     assert conf["spark.driver.bindAddress"] == "127.0.0.1"
     assert SECRET not in conf  # Spark makes one for itself
+    assert authentication(settings_of(tmp_path, *KAFKA, "sparkMaster=local[2]"), {}) == {"spark.authenticate": "true"}
 
 
 def test_a_standalone_cluster_needs_a_secret_and_encrypts(tmp_path):

@@ -1,5 +1,6 @@
-"""Spec §4, key by key: from a value in the settings, through Policy, Geometry and the edge core, to what it does. No Spark; time is
-injected: a test says which second it is, and nothing else moves the clock.
+"""RocketMQ's settings (docs/configuration.md), key by key: from a value, through Policy, Geometry and the edge core, to its effect.
+
+No Spark. Time is injected: a test says which second it is, and nothing else moves the clock.
 """
 
 from __future__ import annotations
