@@ -334,7 +334,7 @@ class KafkaEdge(Edge):
         try:
             records = [ops[number][2]._replace(key=key) for number, (key, _) in zip(open_, expected, strict=True)]  # type: ignore[union-attr]
             async with asyncio.timeout(self.settings.request_timeout_ms / 1000):
-                await self._ops.write(records)  # 2
+                self._ends.read_to(await self._ops.write(records))  # 2
                 for number, (_, future) in zip(open_, expected, strict=True):  # 3
                     answers[number] = await future
         except TimeoutError:
