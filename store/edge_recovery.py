@@ -105,7 +105,7 @@ def _read_checkpoint(edge: EdgeStore, recovery: EdgeRecovery) -> dict[str, Any]:
     if not any(doubts):
         return state
     recovery.damage += [(0, 0, f"{doubt}; made anew from the log") for doubt in doubts if doubt]
-    kept = {name: state[name] for name in ("positions", "half_begin") if name in state}
+    kept: dict[str, Any] = {name: state[name] for name in ("positions", "half_begin") if name in state}
     return {**fresh, **kept, "durable_end": int(state["log_end"])}
 
 

@@ -108,7 +108,7 @@ class Store:
     def _small_files(self, part: int) -> None:
         root, edge = self.service.root, self.service.edge
         consumers, audit, presence = open_small(root)
-        key = edge.dictionary.topic_no("salaries") << 6
+        key = (edge.dictionary.topic_no("salaries") or 0) << 6
         for number in range(3):
             record = ConsumerRecord(ConsumerKind.OFFSET, edge.add_group(f"readers{number}"), key, part * 4 + number + 1)
             consumers.append([record])
