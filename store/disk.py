@@ -19,7 +19,7 @@ import mmap
 import os
 import signal
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -308,8 +308,9 @@ def write_json(path: Path, value: dict[str, Any], point: str) -> None:
     replace_file(path, text + b"\n%08x\n" % zlib.crc32(text), point)
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """What `write_json` wrote; None where there is no such file; Corrupt where it fails its CRC."""
+def read_json(path: Path, keys: Collection[str] = ()) -> dict[str, Any] | None:
+    """What `write_json` wrote; None where there is no such file; Corrupt where it fails its CRC, or lacks one of the keys: another
+    file was put in its place."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -325,6 +326,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
         raise Corrupt(path, 0, f"not JSON ({error})") from error
     if not isinstance(value, dict):
         raise Corrupt(path, 0, "not a JSON object")
+    if lacking := sorted(set(keys) - set(value)):
+        raise Corrupt(path, 0, f"has no {lacking[0]}: another file was put in its place")
     return value
 
 

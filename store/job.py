@@ -29,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from store import dictionary, disk, redo_log
+from store import dictionary, disk, growing, redo_log
 from store.catalogue import Catalogue
 from store.columns import last_of_each
 from store.consume_queue import REASON_SHIFT, GrowingQueue, make_entries
@@ -46,6 +46,7 @@ from store.retention import Ledger
 from store.state_table import StateTable
 
 CHECKPOINT: Final = "job.checkpoint"
+_CHECKPOINT_KEYS: Final = ("generation", "redo_end", "marker", "ledger", "clean")
 #: Replaying this many entries takes well under two seconds.
 CHECKPOINT_ENTRIES: Final = 2_000_000
 _ROW_KINDS: Final = np.zeros(256, bool)
@@ -561,7 +562,7 @@ class JobStore:
         """1 checkpoint · 2 replay the redo log behind it · 3 cut its torn tail · 4 validate, or rebuild · 5 compare with the
         log · 6 publish, and note it all in a new checkpoint."""
         try:
-            state = disk.read_json(self.directory.root / CHECKPOINT)
+            state = disk.read_json(self.directory.root / CHECKPOINT, _CHECKPOINT_KEYS)
             reason = "" if state else "there is no checkpoint"
         except Corrupt as error:
             state, reason = None, str(error)
@@ -620,16 +621,44 @@ class JobStore:
                 return f"the state table ends at row {self.table.allocated}, before the cursor {marker.half_cursor}"
             if start > self.redo.file.end:
                 return f"the redo log's files end at {self.redo.file.end}, before {start}"
-            if any(self.catalogue.extent(key)[1] < end for key, _, end in state.get("queues", [])):
-                return "the catalogue lacks a queue, or a queue's end, that the checkpoint knows"
+            noted = {int(key): (int(begin), int(end)) for key, begin, end in state.get("queues", [])}
+            if doubt := self._doubt_of_queues(noted):
+                return doubt
             self.table.count_pending()
             self._replay(start, marker.sequence, progress)
         except Corrupt as error:
             return str(error)
+        if doubt := self._doubt_of_catalogue(noted):
+            return doubt
         if self.page[JobSlot.SEQUENCE] > self.marker.sequence:
             return f"batch {self.page[JobSlot.SEQUENCE]} was applied, the redo log ends with {self.marker.sequence}"
         if self.table.pending != self.marker.pending:
             return f"{self.table.pending} rows are pending, {self.marker.pending} should be"
+        return ""
+
+    def _doubt_of_queues(self, noted: dict[int, tuple[int, int]]) -> str:
+        """Why the queues are not what the checkpoint knew, before anything is written to them; "" where they are: each of their
+        files is there and as long as what was written to it."""
+        extents = {topic_queue_name(*topic_of_key(key)): extent for key, extent in noted.items() if extent[0] < extent[1]}
+        if any(self.catalogue.extent(key)[1] < end for key, (_, end) in noted.items()):
+            return "the catalogue lacks a queue, or a queue's end, that the checkpoint knows"
+        extents |= {name: (0, end) for name in NUMBERED_QUEUES if (end := getattr(self.marker, f"{name}_end"))}
+        for name, (begin, end) in extents.items():
+            # Retention takes what lies before a begin, and of numbered queues what nobody needs: only their front may be gone.
+            first, reach = growing.extent_of(
+                self.root / name, self.directory.geometry.topic_queue_entries_per_file * ENTRY.itemsize
+            )
+            if reach < end * ENTRY.itemsize or (name not in NUMBERED_QUEUES and first > begin * ENTRY.itemsize):
+                return f"{self.root / name}: a file is missing or cut off before entry {end}"
+        return ""
+
+    def _doubt_of_catalogue(self, noted: dict[int, tuple[int, int]]) -> str:
+        """Why the catalogue cannot be right after the replay; "" where it can: no queue reaches further than was released to it."""
+        for key in self.catalogue.queue_keys():
+            known, extent = noted.get(key, (0, 0)), self.catalogue.extent(key)
+            end = max(known[1], self._ends.get(key, 0))
+            if extent[1] > end or not 0 <= extent[0] <= extent[1] or (self.recovery.clean and noted and extent != known):
+                return f"{self.root / 'catalogue'}: queue {key} is {extent}, the redo log ends it at {end}"
         return ""
 
     def _replay(self, start: int, sequence: int | None, progress: Progress) -> None:
