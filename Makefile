@@ -126,7 +126,7 @@ parity-rocketmq: venv ## the same Java program against a real RocketMQ and again
 	$(BIN)/python -m tests.rocketmq.parity
 
 bench-many: venv ## 20,000 topics and 10,000 groups: start, memory, descriptors, lists, releases (about 5 minutes)
-	$(BIN)/python -m benchmarks.results benchmarks.many
+	$(BIN)/python -m benchmarks.results benchmarks.many --service
 
 bench-console: venv tools ## benchmarks of lists with a million pending, and of ingest with the console open (about 3 minutes)
 	$(BIN)/python -m benchmarks.results benchmarks.console

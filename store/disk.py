@@ -141,6 +141,12 @@ def unusable(error: OSError, path: Path | str) -> StoreUnusable:
 
 
 def write(fd: int, data: bytes | bytearray | memoryview, offset: int, point: str, path: Path | str) -> None:
+    if _failpoints.point is None and _failpoints.passed is None:  # there may be very many small writes
+        try:
+            _write_all(fd, data, offset)
+        except OSError as error:
+            raise unusable(error, path) from error
+        return
     with step(f"{point}.write", path) as action:
         if action == "torn":
             os.pwrite(fd, memoryview(data)[: len(data) // 2], offset)

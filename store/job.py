@@ -22,7 +22,6 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -367,11 +366,22 @@ class JobStore:
         self.ledger.touch_rows(numbers[kinds != RedoKind.MESSAGE], marker.now_ms)
         # By queue, and within it by place: one sort, then a write for each run of places.
         order = last_of_each(positions)
-        positions, content = positions[order], memoryview(found[order].tobytes())
+        self._release_runs(positions[order], found[order])
+
+    def _release_runs(self, positions: Ints, entries: Array) -> None:
+        """Entries at ascending positions. There may be tens of thousands of queues: little is done for each of them."""
         starts = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
-        bounds = [*(starts * ENTRY.itemsize).tolist(), len(content)]
-        for position, (start, stop) in zip(positions[starts].tolist(), pairwise(bounds), strict=True):
-            self._release_to(queue_key_of(position), queue_offset_of(position), content[start:stop])
+        stops = np.append(starts[1:], len(positions))
+        keys, firsts = queue_key_of(positions[starts]), queue_offset_of(positions[starts])
+        # A replay: what lies before a queue's begin, retention has taken.
+        gone = np.clip(self.catalogue.begins(keys) - firsts, 0, stops - starts)
+        starts, firsts = starts + gone, firsts + gone
+        size, content, grown = ENTRY.itemsize, memoryview(entries.tobytes()), self._grown
+        for key, first, start, stop in zip(keys.tolist(), firsts.tolist(), starts.tolist(), stops.tolist(), strict=True):
+            if start < stop:
+                self._queue(topic_queue_name(*topic_of_key(key))).file.write(first * size, content[start * size : stop * size])
+                begin, end = grown.get(key, (first, 0))
+                grown[key] = begin, max(end, first + stop - start)
 
     def _op_entries(self, op_offsets: Ints) -> Array:
         """Entries of the op queue; holes where it no longer reaches back."""
@@ -382,24 +392,12 @@ class JobStore:
             found[there] = self.log.op_queue.read(first, int(op_offsets.max()) + 1)[op_offsets[there] - first]
         return found
 
-    def _release_to(self, queue_key: int, first: int, entries: memoryview) -> None:
-        """Entries of one queue, in consecutive places."""
-        begin, _ = self.catalogue.extent(queue_key)
-        if first < begin:  # a replay: retention has taken them
-            first, entries = begin, entries[(begin - first) * ENTRY.itemsize :]
-        if len(entries):
-            self._queue(topic_queue_name(*topic_of_key(queue_key))).file.write(first * ENTRY.itemsize, entries)
-            end = first + len(entries) // ENTRY.itemsize
-            self._ends[queue_key] = max(self._ends.get(queue_key, 0), end)
-            self._begins.setdefault(queue_key, first)
-
     def _queue(self, name: str) -> GrowingQueue:
         return self._queues.queue(name)
 
     def _extend_catalogue(self) -> None:
-        for queue_key, end in self._ends.items():
-            self.catalogue.extend(queue_key, self._begins.get(queue_key, 0), end)
-        self._ends.clear()
+        self.catalogue.extend_many(self._grown)
+        self._grown.clear()
 
     def _publish(self) -> None:
         marker, page = self.marker, self.page
@@ -603,8 +601,8 @@ class JobStore:
         self._queues = QueueFiles(self.root, shape.topic_queue_entries_per_file, writable=True)
         # Until recovery has flushed it all: whoever was here before may have died before the names of its files were durable.
         self._queues.doubtful = True
-        self._ends: dict[int, int] = {}
-        self._begins: dict[int, int] = {}
+        #: Queues that got entries: (where the first of them lies, the end), by queue key, until the catalogue has it.
+        self._grown: dict[int, tuple[int, int]] = {}
         #: The log's low-water mark by which queues were last looked through: only another one moves their begins.
         self._begins_for = -1
         self._unflushed = 0
