@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl
 
 from ingest import callers, wire
 from ingest.access import NOBODY, Access
-from ingest.core import Edge
+from ingest.capabilities import Capabilities
 from ingest.errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound, Overloaded, TooLarge, Unauthorized
 from ingest.large import LARGE_BYTES, LargeBodies
 from ingest.problems import MEDIA, Headers, of_error
@@ -66,8 +66,10 @@ class Route:
     console: bool = False
     #: Not for other programs: left out of /openapi.json.
     hidden: bool = False
-    #: Of our own edge it waits for plain futures only.
+    #: Of an edge that waits plainly it waits for plain futures only.
     straight: bool = False
+    #: What it needs of an edge that not every edge has, by the names of `Offers.absent`.
+    needs: str = ""
     operation: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,7 +96,7 @@ class App:
     """`await app(scope, receive, send)`: ASGI."""
 
     def __init__(
-        self, edge: Edge, routes: Sequence[Route], observe: Callable[[Route | None, int, float], None], access: Access
+        self, edge: Capabilities, routes: Sequence[Route], observe: Callable[[Route | None, int, float], None], access: Access
     ) -> None:
         self.edge, self.settings, self._observe, self.access = edge, edge.settings, observe, access
         self.sessions = Sessions(self.settings.console_session_ms / 1000)
@@ -106,7 +108,7 @@ class App:
         for route in routes:
             self._add(route)
         #: What goes straight (straight.py): handlers that wait for the committer alone. Those of other edges wait for more.
-        self.straight = frozenset(route.path.encode() for route in routes if route.straight and type(edge) is Edge)
+        self.straight = frozenset(route.path.encode() for route in routes if route.straight and edge.waits_plainly)
 
     @property
     def large(self) -> LargeBodies:
@@ -162,7 +164,7 @@ class App:
             exchange.status = 499  # as nginx has it: nobody waits for an answer
         except Exception as error:
             if isinstance(error, Forbidden | Unauthorized):
-                self.edge.denied(exchange.principal.name, route.operation if route is not None else "none", str(error))
+                self.edge.offers.audit.denied(exchange.principal.name, route.operation if route is not None else "none", str(error))
             await exchange.refuse(error)
         finally:
             exchange.let_go()
@@ -206,7 +208,7 @@ class Exchange:
         self._shared_bytes = -1
 
     @property
-    def edge(self) -> Edge:
+    def edge(self) -> Capabilities:
         return self._app.edge
 
     @property

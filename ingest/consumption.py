@@ -112,8 +112,6 @@ class Consumption:
         self._replaying: set[Letter] = set()
         self._closing = self._called = self._reading = False
         self.trouble = ""
-        #: Told of every hand-out: (group, consumer, messages).
-        self.handed_out: Callable[[str, str, Sequence[Delivery]], None] | None = None
         self._counts = dict.fromkeys(("polls", "handed_out", "again", "done", "stale", "dead", "replayed", *_PASSED_OVER), 0)
         with contextlib.suppress(StoreError, IndexError):  # the job is just changing its files: at the next look
             self.look()
@@ -224,12 +222,9 @@ class Consumption:
         try:
             self._read_ops()
             with self._reading_with(ask, consumer):
-                found = await self._poll(ask, min(wait_s, self._settings.poll_wait_max_ms / 1000))
+                return await self._poll(ask, min(wait_s, self._settings.poll_wait_max_ms / 1000))
         finally:
             self._polls_open -= 1
-        if self.handed_out is not None and found:
-            self.handed_out(group, consumer, found)
-        return found
 
     def _check_names(self, topic: str, group: str) -> None:
         self._refuse("consumers")

@@ -32,7 +32,6 @@ def in_a_loop(test):
 
 
 def auditor_of(w):
-    assert w.edge.auditor is not None
     return w.edge.auditor
 
 
@@ -46,10 +45,10 @@ async def told(w):
 @in_a_loop
 async def test_an_action_is_written_before_and_after(tmp_path):
     async with world(tmp_path) as w:
-        async with w.edge.noted("billing", "seek", "orders as billing to latest"):
+        async with w.asked.offers.audit.action("billing", "seek", "orders as billing to latest"):
             assert await told(w) == [("billing", "seek", "orders as billing to latest", "begun")]
         with pytest.raises(ZeroDivisionError):
-            async with w.edge.noted("billing", "replay", "1 dead letters of billing"):
+            async with w.asked.offers.audit.action("billing", "replay", "1 dead letters of billing"):
                 raise ZeroDivisionError
         assert [each[1::2] for each in await told(w)] == [("seek", "done"), ("replay", "failed")]
 
@@ -60,7 +59,7 @@ async def test_what_cannot_be_written_is_not_done(tmp_path):
         done = False
         disk.arm("audit.write", "ENOSPC", 1)
         with pytest.raises(StoreUnusable):
-            async with w.edge.noted("billing", "seek", "orders"):
+            async with w.asked.offers.audit.action("billing", "seek", "orders"):
                 done = True
         assert not done
         assert await told(w) == []
@@ -70,12 +69,12 @@ async def test_what_cannot_be_written_is_not_done(tmp_path):
 async def test_nobody_fills_the_audit_by_actions(tmp_path):
     async with world(tmp_path) as w:
         for _ in range(ACTIONS_PER_MINUTE):
-            async with w.edge.noted("eve", "seek", "t"):
+            async with w.asked.offers.audit.action("eve", "seek", "t"):
                 pass
         with pytest.raises(QuotaExceeded, match="eve has done 120 audited actions"):
-            async with w.edge.noted("eve", "seek", "t"):
+            async with w.asked.offers.audit.action("eve", "seek", "t"):
                 pass
-        async with w.edge.noted("ada", "seek", "t"):
+        async with w.asked.offers.audit.action("ada", "seek", "t"):
             pass
 
 
@@ -83,14 +82,14 @@ async def test_nobody_fills_the_audit_by_actions(tmp_path):
 async def test_denials_are_summed_up(tmp_path):
     async with world(tmp_path) as w:
         for number in range(1000):
-            w.edge.denied("eve", "POST /v1/halves", f"token eve: may not {number}")
+            w.asked.offers.audit.denied("eve", "POST /v1/halves", f"token eve: may not {number}")
         await auditor_of(w).round()
         found, _ = await w.edge.audited(10)
         (one,) = found
         assert (one.who, one.action, one.target, one.counts) == ("eve", "denied", "POST /v1/halves", {"denied": 1000})
         assert one.reason == "token eve: may not 0"
         for number in range(10 * DENIALS_MAX):
-            w.edge.denied(f"eve{number}", "GET /metrics", "no")
+            w.asked.offers.audit.denied(f"eve{number}", "GET /metrics", "no")
         await auditor_of(w).round()
         found, _ = await w.edge.audited(10 * DENIALS_MAX)
         assert len(found) == 1 + DENIALS_MAX + 1
@@ -122,7 +121,7 @@ async def test_tokens_that_came_and_went_are_told_also_after_a_restart(tmp_path)
 @in_a_loop
 async def test_anchors_are_messages_that_the_command_holds_the_audit_against(tmp_path, capsys):
     async with world(tmp_path) as w:
-        async with w.edge.noted("ada", "login", "console"):
+        async with w.asked.offers.audit.action("ada", "login", "console"):
             pass
         await auditor_of(w).round()
         await auditor_of(w).round()
