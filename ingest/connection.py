@@ -257,7 +257,7 @@ class Connection(asyncio.Protocol):
         self._receiving = request
         if self._current is not None or self._waiting:
             self._pause_reading()
-            if len(self._waiting) > PIPELINED_MAX:
+            if len(self._waiting) + (self._current is not None) > PIPELINED_MAX:
                 self._transport.abort()
                 raise _Refuse
         self._waiting.append(request)

@@ -86,7 +86,7 @@ class Grants:
         for rule in self.denied:  # loops, not `any`: asked for every message
             if first in rule.first and second in rule.second:
                 return False
-        for rule in self.allowed:
+        for rule in self.allowed:  # noqa: SIM110
             if first in rule.first and second in rule.second:
                 return True
         return False
