@@ -421,7 +421,10 @@ class Settings:
     keep_alive_ms: int = _key(
         "keepAliveTimeout", "duration", '"75s"', "A connection without requests is closed after this.", least=1_000, most=_DAY_MS
     )
-    max_connections: int = _key("maxConnections", "count", "4096", "Open connections to the edge.", least=1, most=1 << 20)
+    max_connections: int = _key(
+        "maxConnections", "count", "4096", "Open connections to the edge; when full, it closes the one that was idle longest.",
+        least=1, most=1 << 20,
+    )  # fmt: skip
     poll_wait_max_ms: int = _key(
         "pollWaitMax", "duration", '"30s"', "The longest that a poll for checks or messages may wait.", least=0, most=600_000
     )

@@ -161,12 +161,12 @@ def _consumers(consuming: Consuming, found: Mapping[str, int], names_max: int) -
 
 def _connections(door: Door, app: App) -> Iterator[Figure]:
     yield _one("escrow_connections", "gauge", "Open connections", door.connections)
-    yield _one("escrow_requests_running", "gauge", "Requests that are being answered", len(door.state.tasks))
+    yield _one("escrow_requests_running", "gauge", "Requests that are being answered", door.running)
     shares = app.access.shares
     yield _one("escrow_requests_delayed", "counter", "Requests that waited for their token's rate", shares.delayed)
     yield _one("escrow_requests_over_share", "counter", "Requests refused for their token's share", shares.refused)
     yield _one("escrow_connections_refused", "counter", "Connections refused or ended for their manners", door.refused)
-    yield _one("escrow_connections_stalled", "gauge", "Connections whose client does not take its answer", len(door.stalled))
+    yield _one("escrow_connections_stalled", "gauge", "Connections whose client does not take its answer", door.stalled)
     yield (
         "escrow_receiving_bytes", "gauge", "Bodies being received",
         [({"share": name}, share.bytes) for name, share in app.receiving.items()],

@@ -23,6 +23,11 @@ _ASKS: Final = (400, 429, 503)
 
 def _require_send(exchange: Exchange, messages: Sequence[wire.MessageIn]) -> None:
     """For every group and topic that a batch names; mostly it is one pair."""
+    if len(messages) == 1:
+        group, topic = messages[0].group, messages[0].topic
+        exchange.principal.require_send(group, topic)
+        exchange.edge.admit_names(exchange.principal, (group,), (topic,))
+        return
     pairs = {(message.group, message.topic) for message in messages}
     for group, topic in pairs:
         exchange.principal.require_send(group, topic)

@@ -192,8 +192,6 @@ def log_to(settings: Settings) -> None:
     )
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    # What clients do wrong is counted (escrow_connections_refused), not written down: they could fill the log.
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     logging.getLogger("grpc").setLevel(logging.CRITICAL)
 
 
