@@ -4,8 +4,9 @@
     Exchange     one request and its answer
     Route        a line of the table in routes.py, from which /openapi.json is made too
 
-Bodies are bounded twice: each by maxRequestSize, all together by maxReceivingSize. Ends have a share of their own, so that halves
-can never crowd them out. A body that does not arrive within requestTimeout is given up by the door: nobody is there any more then.
+Bodies are bounded three times: each by maxRequestSize, those of one token by tokenHeldBytesMax (`ingest.shares`), all together
+by maxReceivingSize. Ends have a share of their own, so that halves can never crowd them out. A body that does not arrive within
+requestTimeout is given up by the door: nobody is there any more then.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from ingest.sessions import CSRF_HEADER, Session, Sessions, check_csrf
 
 #: The name under which a server offers `Whole` among ASGI's extensions.
 WHOLE: Final = "escrow.whole"
+#: A connection keeps that much for a client that does not read, before it says so to who writes.
+BUFFERED_BYTES: Final = 64 << 10
 T = TypeVar("T")
 Handler = Callable[["Exchange"], Awaitable[None]]
 _NOT_KEPT: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
@@ -180,6 +183,7 @@ class Exchange:
         "_send",
         "_share",
         "_shared_bytes",
+        "_token_bytes",
         "_whole",
         "headers",
         "names",
@@ -203,7 +207,7 @@ class Exchange:
         self._whole: Whole | None = extensions.get(WHOLE) if extensions is not None else None
         self._share: Receiving | None = None
         self._held_bytes = self.status = 0
-        self._shared_bytes = -1
+        self._shared_bytes, self._token_bytes = -1, 0
 
     @property
     def edge(self) -> Edge:
@@ -248,7 +252,7 @@ class Exchange:
         assert self.route is not None
         if not self.principal.is_limited:
             return None
-        size_bytes = _length(self.headers.get(b"content-length"))
+        size_bytes = min(_length(self.headers.get(b"content-length")), self._app.settings.max_request_bytes)
         waiting = self._app.access.shares.begin(self.principal.name, size_bytes, patient=self.route.share == "ends")
         self._shared_bytes = size_bytes
         return waiting
@@ -325,6 +329,15 @@ class Exchange:
         assert self._share is not None
         self._share.take(size)
         self._held_bytes += size
+        if self._held_bytes > self._shared_bytes >= 0:  # it had not told of them
+            self.hold(min(size, self._held_bytes - self._shared_bytes))
+
+    def hold(self, size_bytes: int) -> None:
+        """Keep so many bytes for the caller until the answer has been taken; Overloaded where its token has too many already."""
+        if self._shared_bytes >= 0:
+            assert self.route is not None
+            self._app.access.shares.hold(self.principal.name, size_bytes, is_end=self.route.share == "ends")
+            self._token_bytes += size_bytes
 
     def _check_size(self, size: int) -> None:
         assert self.route is not None
@@ -336,7 +349,10 @@ class Exchange:
 
     def let_go(self) -> None:
         if self._shared_bytes >= 0:
-            self._app.access.shares.end(self.principal.name, max(0, self._held_bytes - self._shared_bytes))
+            shares, name = self._app.access.shares, self.principal.name
+            if self._token_bytes:
+                shares.let_go(name, self._token_bytes)
+            shares.end(name, self._shared_bytes, max(0, self._held_bytes - self._shared_bytes))
             self._shared_bytes = -1
         if self._share is not None:
             self._share.bytes -= self._held_bytes
@@ -350,11 +366,19 @@ class Exchange:
         await self.write(200, encoded, [_HEAD_OK[self._media], *kept, *headers])
 
     async def write(self, status: int, content: bytes, headers: Headers) -> None:
+        is_large = len(content) > BUFFERED_BYTES
+        if is_large:
+            self.hold(len(content))
         self.status = status
         headers.append((b"content-length", b"%d" % len(content)))
-        if self._whole is not None and self._whole.answer(status, headers, content):
+        by_events = is_large and self._send is not None  # what goes straight has none
+        if not by_events and self._whole is not None and self._whole.answer(status, headers, content):
             return
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        if is_large:  # not through before the client has taken nearly all of it
+            await self._send({"type": "http.response.body", "body": content, "more_body": True})
+            await asyncio.sleep(0)  # the door writes at the end of this turn, and knows then whether the client reads
+            content = b""
         await self._send({"type": "http.response.body", "body": content})
 
     async def refuse(self, error: Exception) -> None:

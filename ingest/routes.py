@@ -80,6 +80,7 @@ async def get_messages(exchange: Exchange) -> None:
         found = await consumption.poll(
             topic, asked.group, asked.consumer,
             max_messages=asked.max, wait_s=asked.wait_s, visibility_s=asked.visibility_s, tags=asked.tags, start=asked.start,
+            hold=exchange.hold,
         )  # fmt: skip
         try:
             exchange.identify_again()
