@@ -259,6 +259,9 @@ class Exchange:
 
     def check_page(self) -> None:
         """Where a browser sends it: is it a page of ours that asks?"""
+        pairs = self.scope["headers"]
+        if len(pairs) != len(self.headers):
+            callers.check_single(pairs)
         callers.check_page(self.headers, has_tokens=self._app.access.wants_tokens)
 
     def _by_session(self) -> str | None:
