@@ -481,6 +481,12 @@ class Settings:
         "tokenInFlightMax", "count", "1024",
         "Requests of one token at a time, long polls included; more are refused. 0 = no limit.", least=0, most=1 << 20,
     )  # fmt: skip
+    token_held_bytes_max: int = _key(
+        "tokenHeldBytesMax", "size", '"128MiB"',
+        "Memory for one token: bodies on the way, gRPC messages, polls, answers that are not read; more is refused. "
+        "Several times maxRequestSize. 0 = no limit.",
+        least=0, most=64 << 30,
+    )  # fmt: skip
 
     _begin("Producer groups: quotas, and the file with what is said of each group. 0 = no limit.")
     groups_file_text: str = _key(

@@ -4,8 +4,9 @@
     Exchange     one request and its answer
     Route        a line of the table in routes.py, from which /openapi.json is made too
 
-Bodies are bounded twice: each by maxRequestSize, all together by maxReceivingSize. Ends have a share of their own, so that halves
-can never crowd them out. A body that does not arrive within requestTimeout is given up by the door: nobody is there any more then.
+Bodies are bounded three times: each by maxRequestSize, those of one token by tokenHeldBytesMax (`ingest.shares`), all together
+by maxReceivingSize. Ends have a share of their own, so that halves can never crowd them out. A body that does not arrive within
+requestTimeout is given up by the door: nobody is there any more then.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from ingest.problems import MEDIA, Headers, of_error
 from ingest.request import ClientGone, Request, header_lines
 from ingest.sessions import CSRF_HEADER, Session, Sessions, check_csrf
 
+#: An answer of more than this counts for its token until the client has taken it.
+LARGE_ANSWER_BYTES: Final = 64 << 10
 T = TypeVar("T")
 Handler = Callable[["Exchange"], Awaitable[None]]
 _NOT_KEPT: Final = b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
@@ -170,6 +173,7 @@ class Exchange:
         "_media",
         "_share",
         "_shared_bytes",
+        "_token_bytes",
         "headers",
         "names",
         "principal",
@@ -188,7 +192,7 @@ class Exchange:
         self._media = wire.JSON
         self._share: Receiving | None = None
         self._held_bytes = self.status = 0
-        self._shared_bytes = -1
+        self._shared_bytes, self._token_bytes = -1, 0
 
     @property
     def edge(self) -> Capabilities:
@@ -233,7 +237,7 @@ class Exchange:
         assert self.route is not None
         if not self.principal.is_limited:
             return None
-        size_bytes = _length(self.headers.get(b"content-length"))
+        size_bytes = min(_length(self.headers.get(b"content-length")), self._app.settings.max_request_bytes)
         waiting = self._app.access.shares.begin(self.principal.name, size_bytes, patient=self.route.share == "ends")
         self._shared_bytes = size_bytes
         return waiting
@@ -293,6 +297,15 @@ class Exchange:
         assert self._share is not None
         self._share.take(size)
         self._held_bytes += size
+        if self._held_bytes > self._shared_bytes >= 0:  # it had not told of them
+            self.hold(min(size, self._held_bytes - self._shared_bytes))
+
+    def hold(self, size_bytes: int) -> None:
+        """Keep so many bytes for the caller until the answer has been taken; Overloaded where its token has too many already."""
+        if self._shared_bytes >= 0:
+            assert self.route is not None
+            self._app.access.shares.hold(self.principal.name, size_bytes, is_end=self.route.share == "ends")
+            self._token_bytes += size_bytes
 
     def _check_size(self, size: int) -> None:
         assert self.route is not None
@@ -304,7 +317,10 @@ class Exchange:
 
     def let_go(self) -> None:
         if self._shared_bytes >= 0:
-            self._app.access.shares.end(self.principal.name, max(0, self._held_bytes - self._shared_bytes))
+            shares, name = self._app.access.shares, self.principal.name
+            if self._token_bytes:
+                shares.let_go(name, self._token_bytes)
+            shares.end(name, self._shared_bytes, max(0, self._held_bytes - self._shared_bytes))
             self._shared_bytes = -1
         if self._share is not None:
             self._share.bytes -= self._held_bytes
@@ -322,10 +338,15 @@ class Exchange:
         await self._write(status, content, header_lines(headers))
 
     async def _write(self, status: int, content: bytes, lines: bytes) -> None:
+        is_large = len(content) > LARGE_ANSWER_BYTES
+        if is_large:
+            self.hold(len(content))
         self.status = status
         if self.request.must_wait:
             await self.request.drained()
         self.request.answer(status, lines, content)
+        if is_large:
+            await self.request.taken()
 
     async def refuse(self, error: Exception) -> None:
         told, headers = of_error(error)

@@ -221,8 +221,9 @@ class Deliveries(Protocol):
         visibility_s: float | None = None,
         tags: str = "",
         start: str = EARLIEST,
+        hold: Callable[[int], None] | None = None,
     ) -> list[Delivery]:
-        """Messages for one consumer of a group."""
+        """Messages for one consumer of a group. `hold` hears how many bytes it is about to take; where it raises, they stay."""
 
 
 class Consuming(Deliveries, Protocol):

@@ -34,8 +34,9 @@ from typing import Any, Final
 
 import httptools
 
-from ingest import wire
+from ingest import callers, wire
 from ingest.crowd import Admission, Crowd
+from ingest.errors import InvalidRequest
 from ingest.problems import head_of, problem
 from ingest.request import Request, split_url
 from ingest.straight import Runner
@@ -90,7 +91,7 @@ class Connection(asyncio.Protocol):
     """The parser calls the methods `on_…`."""
 
     __slots__ = (
-        "_awaited", "_beginning", "_body_bytes", "_crowd", "_current", "_drained_bytes", "_drainer", "_due_s", "_fault",
+        "_awaited", "_beginning", "_body_bytes", "_crowd", "_current", "_drained_bytes", "_drainers", "_due_s", "_fault",
         "_framed_bytes", "_head", "_head_bytes", "_in_head", "_loop", "_offered", "_parser", "_parts", "_piece_bytes",
         "_read_paused", "_receiving", "_refused", "_runner", "_stopping", "_timer", "_timer_s", "_transport", "_url", "_waiting",
         "_write_timer", "secure", "write_paused",
@@ -112,7 +113,7 @@ class Connection(asyncio.Protocol):
         self._waiting: deque[Request] = deque()
         self._beginning = self._read_paused = self._refused = self._stopping = False
         self._parts: list[bytes] = []
-        self._drainer: asyncio.Future[None] | None = None
+        self._drainers: list[asyncio.Future[None]] = []
         # Deadlines.
         self._awaited, self._due_s, self._timer_s = _NOTHING, 0.0, 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -214,6 +215,7 @@ class Connection(asyncio.Protocol):
             self._check_size(url, head)
         if len(headers) < len(head) or b"host" not in headers:
             self._check_host(head)
+            self._check_single(head)
         self._in_head = False
         self._head_bytes = self._framed_bytes = self._body_bytes = self._drained_bytes = 0
         self._crowd.idle.pop(self, None)
@@ -232,6 +234,13 @@ class Connection(asyncio.Protocol):
         if hosts > 1 or (not hosts and self._parser.get_http_version() == "1.1"):
             self._fault = (400, "bad_http", f"Host: must be sent once, and was sent {hosts} times", "host")
             raise _Refuse
+
+    def _check_single(self, head: list[tuple[bytes, bytes]]) -> None:
+        try:
+            callers.check_single(head)
+        except InvalidRequest as error:
+            self._fault = (400, "bad_http", str(error), "headers")
+            raise _Refuse from error
 
     def _make_request(self, url: bytes, headers: dict[bytes, bytes]) -> Request:
         parser, path, query = self._parser, self._runner.paths.get(url), b""
@@ -355,14 +364,16 @@ class Connection(asyncio.Protocol):
     async def drained(self) -> None:
         """Until the client has read, or has gone."""
         if self.write_paused and not self._transport.is_closing():
-            self._drainer = self._loop.create_future()
-            await self._drainer
+            drainer = self._loop.create_future()
+            self._drainers.append(drainer)  # an answer and the one behind it may both wait
+            await drainer
 
     def _wake_drainer(self) -> None:
         self.write_paused = False
-        drainer, self._drainer = self._drainer, None
-        if drainer is not None and not drainer.done():
-            drainer.set_result(None)
+        drainers, self._drainers = self._drainers, []
+        for drainer in drainers:
+            if not drainer.done():
+                drainer.set_result(None)
 
     # --- deadlines --------------------------------------------------------------------------------------------------------
     def _look_ahead(self) -> None:

@@ -56,6 +56,10 @@ _PASSED_OVER: Final = ("holes", "filtered", "unreadable", "retention")
 Extents = dict[int, tuple[int, int]]
 
 
+#: Hears how many bytes are about to be held for somebody, and raises where that is too much.
+Hold = Callable[[int], None]
+
+
 @dataclass(frozen=True, slots=True)
 class _Ask:
     """What a poll wants, checked."""
@@ -66,6 +70,7 @@ class _Ask:
     begin: str | int
     count: int
     visibility_ms: int
+    hold: Hold | None = None
 
 
 @dataclass(slots=True)
@@ -207,8 +212,10 @@ class Consumption:
         visibility_s: float | None = None,
         tags: str = "",
         start: str = EARLIEST,
+        hold: Hold | None = None,
     ) -> list[Delivery]:
-        """Messages for a consumer of the group; waits at most wait_s for the first. Empty when none came."""
+        """Messages for a consumer of the group; waits at most wait_s for the first. Empty when none came. `hold`
+        hears how many bytes it is about to take; where it raises, they stay for others."""
         self._check_names(topic, group)
         if not consumer or len(consumer) > CONSUMER_MAX_CHARACTERS:
             raise InvalidRequest(f"consumer: name yourself in 1 to {CONSUMER_MAX_CHARACTERS} characters")
@@ -216,7 +223,7 @@ class Consumption:
             raise InvalidRequest("max: ask for at least 1, and wait_s for 0 or more")
         count = min(max_messages, self._settings.messages_per_poll_max)
         visibility_ms = self._visibility_ms(visibility_s, least_ms=1)
-        ask = _Ask(topic, group, parse_tags(tags), parse_start(start, "from"), count, visibility_ms)
+        ask = _Ask(topic, group, parse_tags(tags), parse_start(start, "from"), count, visibility_ms, hold)
         self._counts["polls"] += 1
         self._polls_open += 1
         try:
@@ -286,7 +293,7 @@ class Consumption:
         while True:
             queues = await self._queues_of(ask.topic, ask.group, ask.begin)
             hand = self._empty_hand(ask)
-            if await self._take(ask.topic, queues, hand):
+            if await self._take(ask.topic, queues, hand, ask.hold):
                 tag = self._store.lineage.tag
                 return [delivery(handed, ask.topic, tag, self._receipts) for handed in hand.taken]
             left_s = deadline - self._loop.time()
@@ -308,7 +315,7 @@ class Consumption:
         dues = [due for queue in queues if (due := queue.next_due_ms()) is not None]
         return max(0.001, (min(dues) - self._clock.elapsed_ms()) / 1000) if dues else float("inf")
 
-    async def _take(self, topic: str, queues: list[GroupQueue], hand: Hand) -> bool:
+    async def _take(self, topic: str, queues: list[GroupQueue], hand: Hand, hold: Hold | None = None) -> bool:
         """Fill the hand from a topic's queues, and write down what is in it; whether anything is."""
         trouble = self._fill(queues, hand)
         for why, passed in hand.passed_over.items():
@@ -321,6 +328,8 @@ class Consumption:
                 raise trouble
             return False
         try:
+            if hold is not None:
+                hold(sum(len(handed.frame.body) for handed in hand.taken))
             await self._ledger.note(hand.records, durable=False)
         except BaseException:
             self._give_back(topic, hand.group, hand.taken)

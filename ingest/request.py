@@ -31,6 +31,7 @@ class Link(Protocol):
 
     def write(self, data: bytes) -> None: ...
     def resume_reading(self) -> None: ...
+    def send(self) -> None: ...
     async def drained(self) -> None: ...
     def answer(self, request: Request, status: int, lines: bytes, content: bytes) -> None: ...
     def abort(self) -> None: ...
@@ -112,6 +113,11 @@ class Request:
         return self._link.write_paused and not self.gone
 
     async def drained(self) -> None:
+        await self._link.drained()
+
+    async def taken(self) -> None:
+        """After the answer: until the client has taken nearly all of it, or has gone."""
+        self._link.send()  # the transport knows then whether the client reads
         await self._link.drained()
 
     def answer(self, status: int, lines: bytes, content: bytes) -> None:

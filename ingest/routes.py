@@ -26,7 +26,7 @@ def _require_send(exchange: Exchange, messages: Sequence[wire.MessageIn]) -> Non
     if len(messages) == 1:
         group, topic = messages[0].group, messages[0].topic
         exchange.principal.require_send(group, topic)
-        exchange.edge.admit_names(exchange.principal, (group,), (topic,))
+        exchange.edge.offers.naming.admit(exchange.principal, (group,), (topic,))
         return
     pairs = {(message.group, message.topic) for message in messages}
     for group, topic in pairs:
@@ -101,6 +101,7 @@ async def get_messages(exchange: Exchange) -> None:
         found = await offers.deliveries.poll(
             topic, asked.group, asked.consumer,
             max_messages=asked.max, wait_s=asked.wait_s, visibility_s=asked.visibility_s, tags=asked.tags, start=asked.start,
+            hold=exchange.hold,
         )  # fmt: skip
         try:
             exchange.identify_again()

@@ -182,10 +182,12 @@ class TracedDeliveries:
         visibility_s: float | None = None,
         tags: str = "",
         start: str = EARLIEST,
+        hold: Callable[[int], None] | None = None,
     ) -> list[Delivery]:
         found = await self.next.poll(
             topic, group, consumer,
             max_messages=max_messages, wait_s=wait_s, visibility_s=visibility_s, tags=tags, start=start,
+            hold=hold,
         )  # fmt: skip
         if found:
             self._tracing.later(self._note, group, consumer, found, self._tracing.now_ms())

@@ -654,7 +654,7 @@ class JobStore:
         """Why the catalogue cannot be right after the replay; "" where it can: no queue reaches further than was released to it."""
         for key in self.catalogue.queue_keys():
             known, extent = noted.get(key, (0, 0)), self.catalogue.extent(key)
-            end = max(known[1], self._ends.get(key, 0))
+            end = max(known[1], self._grown.get(key, (0, 0))[1])
             if extent[1] > end or not 0 <= extent[0] <= extent[1] or (self.recovery.clean and noted and extent != known):
                 return f"{self.root / 'catalogue'}: queue {key} is {extent}, the redo log ends it at {end}"
         return ""

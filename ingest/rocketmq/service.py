@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
@@ -63,7 +63,7 @@ class Service:
         self._edge, self._signatures, self._clients = edge, signatures, clients
         self.observe: Observe = lambda method, code, seconds: None
         settings = edge.settings
-        self._receiving = Receiving(settings.request_timeout_ms / 1000, settings.token_in_flight_max)
+        self._receiving = Receiving(settings.request_timeout_ms / 1000, settings.token_in_flight_max, signatures.shares)
         self._accepted = [pb.NORMAL] if settings.reject_transactions else [pb.NORMAL, pb.TRANSACTION]
 
     def handler(self) -> Any:
@@ -336,8 +336,8 @@ class Service:
         try:
             caller = self._caller(context)
             request = await self._receiving.message(caller.principal, context)
-            async with self._held(caller, request):
-                code = await self._receive(caller, request, context)
+            async with self._held(caller, request), self._holding(caller) as hold:
+                code = await self._receive(caller, request, context, hold)
         except Exception as error:
             self._note_denial(caller, "ReceiveMessage", error)
             status = codes.of_error(error)
@@ -349,7 +349,27 @@ class Service:
         finally:
             self.observe("ReceiveMessage", code, perf_counter() - began_s)
 
-    async def _receive(self, caller: Caller, request: pb.ReceiveMessageRequest, context: Any) -> str:
+    @asynccontextmanager
+    async def _holding(self, caller: Caller) -> AsyncIterator[Callable[[int], None] | None]:
+        """Messages that were taken are held until the client has taken them."""
+        if not caller.principal.is_limited:
+            yield None
+            return
+        shares, name, held = self._signatures.shares, caller.principal.name, 0
+
+        def hold(size_bytes: int) -> None:
+            nonlocal held
+            shares.hold(name, size_bytes)
+            held += size_bytes
+
+        try:
+            yield hold
+        finally:
+            shares.let_go(name, held)
+
+    async def _receive(
+        self, caller: Caller, request: pb.ReceiveMessageRequest, context: Any, hold: Callable[[int], None] | None = None
+    ) -> str:
         resource = request.message_queue.topic
         topic, group = wire.name_of(resource), wire.name_of(request.group)
         caller.principal.require_consume(topic, group)
@@ -359,7 +379,7 @@ class Service:
         found = await deliveries.poll(
             topic, group, caller.client.id,
             max_messages=request.batch_size, wait_s=_wait_s(request, context), visibility_s=self._visibility_s(request),
-            tags=_tags(request.filter_expression),
+            tags=_tags(request.filter_expression), hold=hold,
         )  # fmt: skip
         if not found:
             text = "no message within the time of the long poll"
