@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_awaited", "_beginning", "_body_bytes", "_crowd", "_current", "_drained_bytes", "_drainers", "_due_s", "_fault",
-        "_framed_bytes", "_head", "_head_bytes", "_in_head", "_loop", "_offered", "_parser", "_parts", "_piece_bytes",
+        "_framed_bytes", "_head", "_head_bytes", "_in_head", "_loop", "_lost", "_offered", "_parser", "_parts", "_piece_bytes",
         "_read_paused", "_receiving", "_refused", "_runner", "_stopping", "_timer", "_timer_s", "_transport", "_url", "_waiting",
         "_write_timer", "secure", "write_paused",
     )  # fmt: skip
@@ -101,7 +101,7 @@ class Connection(asyncio.Protocol):
         self._crowd, self._runner, self._loop = crowd, runner, asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._parser = _make_parser(self)
-        self.secure = self.write_paused = False
+        self.secure = self.write_paused = self._lost = False
         # What is being read.
         self._url, self._head = b"", list[tuple[bytes, bytes]]()
         self._in_head, self._offered = True, False
@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._crowd.leave(self)
-        self._awaited = _NOTHING
+        self._awaited, self._lost = _NOTHING, True
         for timer in (self._timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
@@ -361,12 +361,13 @@ class Connection(asyncio.Protocol):
             self._write_timer = None
         self._wake_drainer()
 
-    async def drained(self) -> None:
-        """Until the client has read, or has gone."""
+    async def drained(self) -> bool:
+        """Until the client has read, or has gone; whether it has read."""
         if self.write_paused and not self._transport.is_closing():
             drainer = self._loop.create_future()
             self._drainers.append(drainer)  # an answer and the one behind it may both wait
             await drainer
+        return not self._lost
 
     def _wake_drainer(self) -> None:
         self.write_paused = False

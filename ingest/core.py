@@ -456,8 +456,9 @@ class Edge:
     def live_groups(self) -> set[str]:
         """Producer groups with a live member."""
         names = self.store.dictionary.groups
+        # Another thread adds names meanwhile: as many as there were count.
         live = self._presence.live(self.clock.elapsed_ms(), self.settings.presence_ttl_ms, len(names))
-        return {name for name, is_live in zip(names, live.tolist(), strict=True) if is_live}
+        return {names[number] for number in live.nonzero()[0].tolist()}
 
     def known_groups(self) -> Sequence[str]:
         """Producer groups that sent anything, ever."""
