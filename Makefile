@@ -109,6 +109,7 @@ bench-kafka: venv tools ## Kafka mode against a bare Spark copy, and who does th
 	$(BIN)/python -m benchmarks.results benchmarks.kafka_cluster
 	$(BIN)/python -m benchmarks.results benchmarks.kafka_scale
 	$(BIN)/python -m benchmarks.results benchmarks.kafka_takeover
+	$(BIN)/python -m benchmarks.results benchmarks.kafka_endpoints
 
 bench-rocketmq: venv ## Escrow beside a real RocketMQ, needs a JDK and Maven (about 40 minutes; ONLY=a,c for a part, SMALL=1 to try it)
 	$(BIN)/python -m benchmarks.rocketmq $(if $(ONLY),--only=$(ONLY)) $(if $(SMALL),--scale=0.02 --rounds=1)
@@ -125,7 +126,7 @@ parity-rocketmq: venv ## the same Java program against a real RocketMQ and again
 	$(BIN)/python -m tests.rocketmq.parity
 
 bench-many: venv ## 20,000 topics and 10,000 groups: start, memory, descriptors, lists, releases (about 5 minutes)
-	$(BIN)/python -m benchmarks.results benchmarks.many
+	$(BIN)/python -m benchmarks.results benchmarks.many --service
 
 bench-console: venv tools ## benchmarks of lists with a million pending, and of ingest with the console open (about 3 minutes)
 	$(BIN)/python -m benchmarks.results benchmarks.console

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from benchmarks.support import load, report, scratch
 from escrow.settings import load as load_settings
+from ingest.capabilities import EndRequest
 from ingest.consumption import Consumption
-from ingest.core import Edge, EndRequest
+from ingest.core import Edge
 from ingest.settled import Settled
 from ingest.tail import Tail
 from store.cursor import Cursors

@@ -22,13 +22,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.support import load, report, scratch, spread
+from ingest.request import Request
 
 BODY = "x" * 1024
 RATE = 200
@@ -39,11 +40,16 @@ CONNECTIONS = 64
 
 
 # --- servers -------------------------------------------------------------------------------------------------------------------
-async def _bare(scope: Any, receive: Any, send: Any) -> None:
-    while (await receive()).get("more_body"):
-        pass
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"15")]})
-    await send({"type": "http.response.body", "body": b'{"status":"ok"}'})
+class _Bare:
+    """An application that reads the body and answers a constant."""
+
+    paths: Mapping[bytes, str] = {}
+    straight: frozenset[str] = frozenset()
+
+    async def __call__(self, request: Request) -> None:
+        while request.take() is None:
+            await request.next_piece()
+        request.answer(200, b"", b'{"status":"ok"}')
 
 
 def bare() -> None:
@@ -56,7 +62,7 @@ def bare() -> None:
     async def serve() -> None:
         listening = socket.socket()
         listening.bind(("127.0.0.1", 0))
-        await Door(_bare, load_settings(None, [], {})).open(listening)
+        await Door(_Bare(), load_settings(None, [], {})).open(listening)
         print(json.dumps({"ready": True, "port": listening.getsockname()[1]}), flush=True)
         await asyncio.Event().wait()
 

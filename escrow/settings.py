@@ -421,7 +421,10 @@ class Settings:
     keep_alive_ms: int = _key(
         "keepAliveTimeout", "duration", '"75s"', "A connection without requests is closed after this.", least=1_000, most=_DAY_MS
     )
-    max_connections: int = _key("maxConnections", "count", "4096", "Open connections to the edge.", least=1, most=1 << 20)
+    max_connections: int = _key(
+        "maxConnections", "count", "4096", "Open connections to the edge; when full, it closes the one that was idle longest.",
+        least=1, most=1 << 20,
+    )  # fmt: skip
     poll_wait_max_ms: int = _key(
         "pollWaitMax", "duration", '"30s"', "The longest that a poll for checks or messages may wait.", least=0, most=600_000
     )
@@ -477,6 +480,12 @@ class Settings:
     token_in_flight_max: int = _key(
         "tokenInFlightMax", "count", "1024",
         "Requests of one token at a time, long polls included; more are refused. 0 = no limit.", least=0, most=1 << 20,
+    )  # fmt: skip
+    token_held_bytes_max: int = _key(
+        "tokenHeldBytesMax", "size", '"128MiB"',
+        "Memory for one token: bodies on the way, gRPC messages, polls, answers that are not read; more is refused. "
+        "Several times maxRequestSize. 0 = no limit.",
+        least=0, most=64 << 30,
     )  # fmt: skip
 
     _begin("Producer groups: quotas, and the file with what is said of each group. 0 = no limit.")

@@ -1,11 +1,12 @@
 """The application behind the door: finds the route, reads and decodes the body, checks who asks, encodes the answer.
 
-    App          one ASGI application over one edge
+    App          one application over one edge
     Exchange     one request and its answer
     Route        a line of the table in routes.py, from which /openapi.json is made too
 
-Bodies are bounded twice: each by maxRequestSize, all together by maxReceivingSize. Ends have a share of their own, so that halves
-can never crowd them out. A body that does not arrive within requestTimeout is given up by the door: nobody is there any more then.
+Bodies are bounded three times: each by maxRequestSize, those of one token by tokenHeldBytesMax (`ingest.shares`), all together
+by maxReceivingSize. Ends have a share of their own, so that halves can never crowd them out. A body that does not arrive within
+requestTimeout is given up by the door: nobody is there any more then.
 """
 
 from __future__ import annotations
@@ -15,34 +16,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
 from ingest import callers, wire
 from ingest.access import NOBODY, Access
-from ingest.core import Edge
+from ingest.capabilities import Capabilities
 from ingest.errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound, Overloaded, TooLarge, Unauthorized
 from ingest.large import LARGE_BYTES, LargeBodies
 from ingest.problems import MEDIA, Headers, of_error
+from ingest.request import ClientGone, Request, header_lines
 from ingest.sessions import CSRF_HEADER, Session, Sessions, check_csrf
 
-#: The name under which a server offers `Whole` among ASGI's extensions.
-WHOLE: Final = "escrow.whole"
+#: An answer of more than this counts for its token until the client has taken it.
+LARGE_ANSWER_BYTES: Final = 64 << 10
 T = TypeVar("T")
 Handler = Callable[["Exchange"], Awaitable[None]]
-_NOT_KEPT: Final = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
-_HEAD_OK: Final = {wire.JSON: (b"content-type", b"application/json"), wire.MSGPACK: (b"content-type", b"application/msgpack")}
-
-
-class Whole(Protocol):
-    """A body that is all there, and an answer in one piece: what our own server offers beyond ASGI (ingest/door.py)."""
-
-    def take(self) -> bytes | None: ...
-    def answer(self, status: int, headers: Headers, content: bytes) -> bool: ...
-
-
-class ClientGone(ConnectionError):
-    """Nobody is there any more to take the answer."""
+_NOT_KEPT: Final = b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+_MEDIA_LINES: Final = {media: f"content-type: {media}\r\n".encode() for media in (wire.JSON, wire.MSGPACK)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +57,10 @@ class Route:
     console: bool = False
     #: Not for other programs: left out of /openapi.json.
     hidden: bool = False
-    #: Of our own edge it waits for plain futures only.
+    #: Of an edge that waits plainly it waits for plain futures only.
     straight: bool = False
+    #: What it needs of an edge that not every edge has, by the names of `Offers.absent`.
+    needs: str = ""
     operation: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,10 +84,10 @@ class Receiving:
 
 
 class App:
-    """`await app(scope, receive, send)`: ASGI."""
+    """`await app(request)`: every request goes this way (see straight.py for what runs it)."""
 
     def __init__(
-        self, edge: Edge, routes: Sequence[Route], observe: Callable[[Route | None, int, float], None], access: Access
+        self, edge: Capabilities, routes: Sequence[Route], observe: Callable[[Route | None, int, float], None], access: Access
     ) -> None:
         self.edge, self.settings, self._observe, self.access = edge, edge.settings, observe, access
         self.sessions = Sessions(self.settings.console_session_ms / 1000)
@@ -106,7 +99,9 @@ class App:
         for route in routes:
             self._add(route)
         #: What goes straight (straight.py): handlers that wait for the committer alone. Those of other edges wait for more.
-        self.straight = frozenset(route.path.encode() for route in routes if route.straight and type(edge) is Edge)
+        self.straight = frozenset(route.path for route in routes if route.straight and edge.waits_plainly)
+        #: URLs that need no parsing.
+        self.paths = {path.encode(): path for path in self._static}
 
     @property
     def large(self) -> LargeBodies:
@@ -146,12 +141,12 @@ class App:
                 return methods, names
         return None, {}
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, request: Request) -> None:
         began_s = perf_counter()
-        exchange = Exchange(self, scope, receive, send)
+        exchange = Exchange(self, request)
         route = None
         try:
-            route, exchange.names = self._find(scope["path"], scope["method"])
+            route, exchange.names = self._find(request.path, request.method)
             exchange.route = route
             if route.role:
                 exchange.identify(route.role)
@@ -162,7 +157,7 @@ class App:
             exchange.status = 499  # as nginx has it: nobody waits for an answer
         except Exception as error:
             if isinstance(error, Forbidden | Unauthorized):
-                self.edge.denied(exchange.principal.name, route.operation if route is not None else "none", str(error))
+                self.edge.offers.audit.denied(exchange.principal.name, route.operation if route is not None else "none", str(error))
             await exchange.refuse(error)
         finally:
             exchange.let_go()
@@ -176,37 +171,31 @@ class Exchange:
         "_app",
         "_held_bytes",
         "_media",
-        "_receive",
-        "_send",
         "_share",
         "_shared_bytes",
-        "_whole",
+        "_token_bytes",
         "headers",
         "names",
         "principal",
+        "request",
         "route",
-        "scope",
         "session",
         "status",
     )
 
-    def __init__(self, app: App, scope: Any, receive: Any, send: Any) -> None:
-        self._app, self.scope, self._receive, self._send = app, scope, receive, send
+    def __init__(self, app: App, request: Request) -> None:
+        self._app, self.request, self.headers = app, request, request.headers
         self.names: dict[str, str] = {}
         self.route: Route | None = None
         self.principal = NOBODY
         self.session: Session | None = None
-        headers = scope["headers"]
-        self.headers: dict[bytes, bytes] = headers if type(headers) is dict else dict(headers)  # straight.py has one already
         self._media = wire.JSON
-        extensions = scope.get("extensions")
-        self._whole: Whole | None = extensions.get(WHOLE) if extensions is not None else None
         self._share: Receiving | None = None
         self._held_bytes = self.status = 0
-        self._shared_bytes = -1
+        self._shared_bytes, self._token_bytes = -1, 0
 
     @property
-    def edge(self) -> Edge:
+    def edge(self) -> Capabilities:
         return self._app.edge
 
     @property
@@ -219,7 +208,7 @@ class Exchange:
 
     @property
     def secure(self) -> bool:
-        return bool(self.scope.get("scheme") == "https")
+        return self.request.secure
 
     # --- who asks -------------------------------------------------------------------------------------------------------------
     def identify(self, role: str) -> None:
@@ -248,7 +237,7 @@ class Exchange:
         assert self.route is not None
         if not self.principal.is_limited:
             return None
-        size_bytes = _length(self.headers.get(b"content-length"))
+        size_bytes = min(_length(self.headers.get(b"content-length")), self._app.settings.max_request_bytes)
         waiting = self._app.access.shares.begin(self.principal.name, size_bytes, patient=self.route.share == "ends")
         self._shared_bytes = size_bytes
         return waiting
@@ -263,7 +252,7 @@ class Exchange:
         self.session = None if cookie is None else self._app.sessions.find(cookie.decode("latin-1"))
         if self.session is None:
             return None
-        if self.scope["method"] != "GET":
+        if self.request.method != "GET":
             check_csrf(self.session, self.headers.get(CSRF_HEADER))
         return self.session.authorization
 
@@ -274,9 +263,7 @@ class Exchange:
 
     def query(self, shape: type[T]) -> T:
         try:
-            pairs = parse_qsl(
-                self.scope["query_string"].decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=64
-            )
+            pairs = parse_qsl(self.request.query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=64)
         except ValueError:
             raise InvalidRequest("query: is not UTF-8 in percent-encoding, or has too many fields", "query") from None
         self._media = wire.accepted_media(self.headers.get(b"accept"), wire.JSON)
@@ -295,36 +282,30 @@ class Exchange:
         assert self.route is not None
         self._share = self._app.receiving[self.route.share]
         self._check_size(_length(self.headers.get(b"content-length")))
-        if self._whole is not None and (whole := self._whole.take()) is not None:
+        whole = self.request.take()
+        if whole is not None:
             self._hold(len(whole))
             return whole
-        message = await self._receive_soon()
-        content = message.get("body", b"")
-        self._hold(len(content))
-        if not message.get("more_body"):
-            return content  # type: ignore[no-any-return]
-        return await self._read_rest(content)
-
-    async def _read_rest(self, first: bytes) -> bytes:
-        parts = [first]
-        while True:
-            message = await self._receive_soon()
-            parts.append(message.get("body", b""))
-            self._hold(len(parts[-1]))
-            if not message.get("more_body"):
-                return b"".join(parts)
-
-    async def _receive_soon(self) -> Any:
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        return message
+        parts = []
+        while piece := await self.request.next_piece():
+            self._hold(len(piece))
+            parts.append(piece)
+        return b"".join(parts)
 
     def _hold(self, size: int) -> None:
         self._check_size(self._held_bytes + size)
         assert self._share is not None
         self._share.take(size)
         self._held_bytes += size
+        if self._held_bytes > self._shared_bytes >= 0:  # it had not told of them
+            self.hold(min(size, self._held_bytes - self._shared_bytes))
+
+    def hold(self, size_bytes: int) -> None:
+        """Keep so many bytes for the caller until the answer has been taken; Overloaded where its token has too many already."""
+        if self._shared_bytes >= 0:
+            assert self.route is not None
+            self._app.access.shares.hold(self.principal.name, size_bytes, is_end=self.route.share == "ends")
+            self._token_bytes += size_bytes
 
     def _check_size(self, size: int) -> None:
         assert self.route is not None
@@ -336,26 +317,36 @@ class Exchange:
 
     def let_go(self) -> None:
         if self._shared_bytes >= 0:
-            self._app.access.shares.end(self.principal.name, max(0, self._held_bytes - self._shared_bytes))
+            shares, name = self._app.access.shares, self.principal.name
+            if self._token_bytes:
+                shares.let_go(name, self._token_bytes)
+            shares.end(name, self._shared_bytes, max(0, self._held_bytes - self._shared_bytes))
             self._shared_bytes = -1
         if self._share is not None:
             self._share.bytes -= self._held_bytes
             self._held_bytes = 0
 
     # --- the answer -----------------------------------------------------------------------------------------------------------
-    async def answer(self, content: Any, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    async def answer(self, content: Any, headers: Headers | None = None) -> None:
         """200, in the form that was asked for. What an operator sees is not for the browser's cache."""
-        encoded = wire.encode(content, self._media)
-        kept = () if self.route is None or not self.route.console else _NOT_KEPT
-        await self.write(200, encoded, [_HEAD_OK[self._media], *kept, *headers])
+        encoded, lines = wire.encode(content, self._media), _MEDIA_LINES[self._media]
+        if self.route is not None and self.route.console:
+            lines += _NOT_KEPT
+        await self._write(200, encoded, lines + header_lines(headers) if headers else lines)
 
     async def write(self, status: int, content: bytes, headers: Headers) -> None:
+        await self._write(status, content, header_lines(headers))
+
+    async def _write(self, status: int, content: bytes, lines: bytes) -> None:
+        is_large = len(content) > LARGE_ANSWER_BYTES
+        if is_large:
+            self.hold(len(content))
         self.status = status
-        headers.append((b"content-length", b"%d" % len(content)))
-        if self._whole is not None and self._whole.answer(status, headers, content):
-            return
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": content})
+        if self.request.must_wait:
+            await self.request.drained()
+        self.request.answer(status, lines, content)
+        if is_large:
+            await self.request.taken()
 
     async def refuse(self, error: Exception) -> None:
         told, headers = of_error(error)
@@ -368,20 +359,17 @@ class Exchange:
         """Around a long wait: ClientGone as soon as the client hangs up."""
         task = asyncio.current_task()
         assert task is not None
-        watcher = asyncio.get_running_loop().create_task(self._until_gone(task))
+        if self.request.gone:
+            raise ClientGone
+        self.request.watch(task.cancel)
         try:
             yield
         except asyncio.CancelledError:
-            if watcher.done():
+            if self.request.gone:
                 raise ClientGone from None
             raise
         finally:
-            watcher.cancel()
-
-    async def _until_gone(self, task: asyncio.Task[Any]) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        task.cancel()
+            self.request.watch(None)
 
 
 def _length(value: bytes | None) -> int:

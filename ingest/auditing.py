@@ -1,7 +1,12 @@
 """Writes the audit: what operators and consumers changed, who logged in, who was denied, which tokens came and went.
 
 It fails closed: what cannot be written down is not done (503, with the reason). Denials are the exception, since nothing is done:
-they are counted and written once a minute, one record for each caller and operation, so that nobody can fill the disk by asking.
+they are counted and written once a minute, one record for each caller with a count for each operation.
+
+The audit is never shortened, so nobody may fill the disk with it. Of one kind of action of one caller
+the first DETAILED actions of a minute, each with another target, have records of their own; all others are summed up in one more:
+its intent is durable before the first of them is done, its outcome has the counts and follows at the end of the minute. An intent
+without an outcome tells that there were some, and that the edge died before it could count them.
 Every minute in which something was written the head of the chain goes into the commit log as an anchor (`store.audit`).
 """
 
@@ -15,7 +20,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +35,11 @@ ROUND_S: Final = 60.0
 ACTIONS_PER_MINUTE: Final = 120
 #: Callers and operations of denials that are told apart in one minute; the rest is summed up.
 DENIALS_MAX: Final = 256
-_REST: Final = ("others", "several operations")
+#: Actions of one kind and caller that have records of their own, a minute.
+DETAILED: Final = 4
+SUMMED: Final = "repeated, or more targets: counted"
+_REST: Final = "others"
+_SEVERAL: Final = "several operations"
 LOG: Final = logging.getLogger("escrow.edge")
 
 
@@ -53,8 +62,27 @@ class Audited:
 
 @dataclass(slots=True)
 class _Denied:
+    """Of one caller, in a minute."""
+
     reason: str
-    count: int = 0
+    operations: Counter[str] = field(default_factory=Counter)
+
+    def record(self, now_ms: int, who: str) -> AuditRecord:
+        (first, *others), total = self.operations, self.operations.total()
+        counts = {"denied": total, **(self.operations if others else {})}
+        return AuditRecord(now_ms, who, "denied", _SEVERAL if others else first, self.reason, "done", counts=counts)
+
+
+@dataclass(slots=True)
+class _Kind:
+    """One kind of action of one caller, in a minute: the targets that have records, and the sum of the rest once it has begun."""
+
+    targets: set[str] = field(default_factory=set)
+    intent: AuditRecord | None = None
+    number: int = -1
+    counts: Counter[str] = field(default_factory=Counter)
+    running: int = 0
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Auditor:
@@ -63,7 +91,8 @@ class Auditor:
     def __init__(self, path: Path, now_ms: Callable[[], int], anchor: Callable[[Head], Awaitable[object]]) -> None:
         self._audit, self._now_ms, self._anchor = Audit(path, writable=True), now_ms, anchor
         self._threads = Threads("audit", 1)
-        self._denied: dict[tuple[str, str], _Denied] = {}
+        self._denied: dict[str, _Denied] = {}
+        self._kinds: dict[tuple[str, str], _Kind] = {}
         self._acted: Counter[str] = Counter()
         self._anchored = 0
         self._reading: asyncio.Task[None] | None = None
@@ -79,10 +108,20 @@ class Auditor:
     @asynccontextmanager
     async def action(self, who: str, action: str, target: str) -> AsyncIterator[None]:
         """Around an action that has no reason of its own: the intent before it, the outcome after it."""
+        kind = self._kinds.setdefault((who, action), _Kind())
         self._acted[who] += 1
         if self._acted[who] > ACTIONS_PER_MINUTE:
+            kind.counts["refused"] += 1
             text = f"{action}: {who} has done {ACTIONS_PER_MINUTE} audited actions within a minute; wait a minute"
             raise QuotaExceeded(text, ROUND_S)
+        is_detailed = target not in kind.targets and len(kind.targets) < DETAILED
+        if is_detailed:
+            kind.targets.add(target)
+        async with self._detailed(who, action, target) if is_detailed else self._summed(kind, who, action):
+            yield
+
+    @asynccontextmanager
+    async def _detailed(self, who: str, action: str, target: str) -> AsyncIterator[None]:
         intent = AuditRecord(self._now_ms(), who, action, target, "", "begun")
         number, result = await self.write(intent), "failed"
         try:
@@ -91,6 +130,23 @@ class Auditor:
         finally:
             await self.outcome(intent, number, result)
 
+    @asynccontextmanager
+    async def _summed(self, kind: _Kind, who: str, action: str) -> AsyncIterator[None]:
+        kind.running += 1  # its outcome is written when all are through
+        result = "failed"
+        try:
+            async with kind.opening:
+                if kind.intent is None:
+                    intent = AuditRecord(self._now_ms(), who, action, SUMMED, "", "begun")
+                    kind.number = await self.write(intent)
+                    kind.intent = intent
+            yield
+            result = "done"
+        finally:
+            kind.running -= 1
+            if kind.intent is not None:
+                kind.counts[result] += 1
+
     async def outcome(self, intent: AuditRecord, number: int, result: str, counts: dict[str, int] | None = None) -> None:
         """What became of the intent with this number; written even if the caller is cancelled."""
         outcome = replace(intent, at_ms=self._now_ms(), ids=[], result=result, counts=counts, about=number)
@@ -98,10 +154,8 @@ class Auditor:
 
     def denied(self, who: str, operation: str, reason: str) -> None:
         """Count a denial; the next round writes it, with the first reason."""
-        key = who, operation
-        if key not in self._denied and len(self._denied) >= DENIALS_MAX:
-            key = _REST
-        self._denied.setdefault(key, _Denied(reason)).count += 1
+        key = who if who in self._denied or len(self._denied) < DENIALS_MAX else _REST
+        self._denied.setdefault(key, _Denied(reason)).operations[operation] += 1
 
     def tokens_read(self, tokens: Iterable[Token]) -> None:
         """The same, from where nothing can be awaited."""
@@ -146,15 +200,16 @@ class Auditor:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(ROUND_S)
-            self._acted.clear()
             try:
                 await self.round()
             except (StoreError, EdgeError) as error:
                 LOG.warning("audit: %s", error)
 
     async def round(self) -> None:
-        """Write the denials, then the anchor."""
+        """Write the denials and the sums, then the anchor; a new minute begins."""
+        self._acted.clear()
         await self._write_denials()
+        await self._write_sums()
         head = self._audit.head
         if head.records != self._anchored:
             await self._anchor(head)
@@ -162,14 +217,22 @@ class Auditor:
 
     async def _write_denials(self) -> None:
         while self._denied:
-            (who, operation), denied = self._denied.popitem()
-            counts = {"denied": denied.count}
-            await self.write(AuditRecord(self._now_ms(), who, "denied", operation, denied.reason, "done", counts=counts))
+            who, denied = self._denied.popitem()
+            await self.write(denied.record(self._now_ms(), who))
+
+    async def _write_sums(self) -> None:
+        """Those whose actions are all through; the others go on into the next minute."""
+        for key in [key for key, kind in self._kinds.items() if not kind.running]:
+            kind = self._kinds.pop(key)
+            if kind.intent is not None:
+                result = "done" if kind.counts["done"] else "failed"
+                await self.outcome(kind.intent, kind.number, result, dict(kind.counts))
 
     async def close(self) -> None:
         """No anchor: the job may have stopped, and nothing would settle it. The next start makes one within a minute."""
         with contextlib.suppress(StoreError, EdgeError):
             await self._write_denials()
+            await self._write_sums()
         await self._threads.call(self._audit.close)
         self._threads.close()
 

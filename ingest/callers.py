@@ -14,13 +14,14 @@ Programs send none of the browsers' headers and pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from ingest.access import is_loopback
-from ingest.errors import Forbidden
+from ingest.errors import Forbidden, InvalidRequest
 
 #: What proxies, meshes, tunnels and networks of caches add to a request that they pass on.
 FORWARDING: Final = frozenset(
@@ -38,6 +39,9 @@ FORWARDING: Final = frozenset(
     | {"x-arr-log-id", "x-azure-clientip", "x-client-ip", "x-cluster-client-ip", "x-proxyuser-ip", "tailscale-user-login"}
 )  # fmt: skip
 _FORWARDING_BYTES: Final = frozenset(name.encode() for name in FORWARDING)
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::[0-9]{0,5})?")
+#: Headers of which there may be one: with two of them, this service and a proxy could each go by another one.
+_SINGLE: Final = frozenset({b"host", b"origin", b"sec-fetch-site", b"authorization"})
 _OWN_SITES: Final = (b"same-origin", b"none")
 
 
@@ -55,6 +59,15 @@ def check_page(headers: Mapping[bytes, bytes], *, has_tokens: bool) -> None:
         )
     if origin is not None:
         check_origin(origin, host)
+
+
+def check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """InvalidRequest where a header that decides who asks is there twice."""
+    seen: set[bytes] = set()
+    for name, _ in headers:
+        if name in seen and name in _SINGLE:
+            raise InvalidRequest(f"{name.decode('latin-1')}: is there twice: send it once", "headers")
+        seen.add(name)
 
 
 def check_call(metadata: Mapping[str, str]) -> None:
@@ -94,7 +107,6 @@ def _is_loopback_host(host: str) -> bool:
 
 
 def _host_name(host: str) -> str:
-    """The name in a Host header, without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].lower()
+    """The name in a Host header, without its port; empty where it is no host."""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else (found[1] or found[2]).lower()

@@ -93,7 +93,7 @@ async def post_session(exchange: Exchange) -> None:
     authorization = f"Bearer {given.token.strip()}"
     exchange.principal = exchange.access.principal(authorization)
     exchange.principal.require_operator()
-    async with exchange.edge.noted(exchange.principal.name, "login", "console"):
+    async with exchange.edge.offers.audit.action(exchange.principal.name, "login", "console"):
         exchange.session = exchange.sessions.begin(authorization)
     cookie = exchange.sessions.set_cookie(exchange.session, exchange.secure)
     await exchange.answer(_shown(exchange, exchange.principal.name), [(b"set-cookie", cookie)])

@@ -53,6 +53,11 @@ FILTER_HOLD_S: Final = 30.0
 BURY_AGAIN_MS: Final = 1_000
 _NEVER_AGAIN: Final = ATTEMPTS_MAX + 1
 _PASSED_OVER: Final = ("holes", "filtered", "unreadable", "retention")
+Extents = dict[int, tuple[int, int]]
+
+
+#: Hears how many bytes are about to be held for somebody, and raises where that is too much.
+Hold = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,7 @@ class _Ask:
     begin: str | int
     count: int
     visibility_ms: int
+    hold: Hold | None = None
 
 
 @dataclass(slots=True)
@@ -111,8 +117,6 @@ class Consumption:
         self._replaying: set[Letter] = set()
         self._closing = self._called = self._reading = False
         self.trouble = ""
-        #: Told of every hand-out: (group, consumer, messages).
-        self.handed_out: Callable[[str, str, Sequence[Delivery]], None] | None = None
         self._counts = dict.fromkeys(("polls", "handed_out", "again", "done", "stale", "dead", "replayed", *_PASSED_OVER), 0)
         with contextlib.suppress(StoreError, IndexError):  # the job is just changing its files: at the next look
             self.look()
@@ -177,8 +181,9 @@ class Consumption:
     def _queue_keys(self, topic: str) -> list[int]:
         """Keys of a topic's queues; none where it does not exist."""
         topic_no = self._store.dictionary.topic_no(topic)
-        if topic_no is None:
-            return []
+        return [] if topic_no is None else self._queue_keys_of(topic_no)
+
+    def _queue_keys_of(self, topic_no: int) -> list[int]:
         return [topic_no << QUEUE_ID_BITS | queue_id for queue_id in range(self._store.dictionary.queues[topic_no])]
 
     def _edition(self, queue_key: int) -> int:
@@ -207,8 +212,10 @@ class Consumption:
         visibility_s: float | None = None,
         tags: str = "",
         start: str = EARLIEST,
+        hold: Hold | None = None,
     ) -> list[Delivery]:
-        """Messages for a consumer of the group; waits at most wait_s for the first. Empty when none came."""
+        """Messages for a consumer of the group; waits at most wait_s for the first. Empty when none came. `hold`
+        hears how many bytes it is about to take; where it raises, they stay for others."""
         self._check_names(topic, group)
         if not consumer or len(consumer) > CONSUMER_MAX_CHARACTERS:
             raise InvalidRequest(f"consumer: name yourself in 1 to {CONSUMER_MAX_CHARACTERS} characters")
@@ -216,18 +223,15 @@ class Consumption:
             raise InvalidRequest("max: ask for at least 1, and wait_s for 0 or more")
         count = min(max_messages, self._settings.messages_per_poll_max)
         visibility_ms = self._visibility_ms(visibility_s, least_ms=1)
-        ask = _Ask(topic, group, parse_tags(tags), parse_start(start, "from"), count, visibility_ms)
+        ask = _Ask(topic, group, parse_tags(tags), parse_start(start, "from"), count, visibility_ms, hold)
         self._counts["polls"] += 1
         self._polls_open += 1
         try:
             self._read_ops()
             with self._reading_with(ask, consumer):
-                found = await self._poll(ask, min(wait_s, self._settings.poll_wait_max_ms / 1000))
+                return await self._poll(ask, min(wait_s, self._settings.poll_wait_max_ms / 1000))
         finally:
             self._polls_open -= 1
-        if self.handed_out is not None and found:
-            self.handed_out(group, consumer, found)
-        return found
 
     def _check_names(self, topic: str, group: str) -> None:
         self._refuse("consumers")
@@ -289,7 +293,7 @@ class Consumption:
         while True:
             queues = await self._queues_of(ask.topic, ask.group, ask.begin)
             hand = self._empty_hand(ask)
-            if await self._take(ask.topic, queues, hand):
+            if await self._take(ask.topic, queues, hand, ask.hold):
                 tag = self._store.lineage.tag
                 return [delivery(handed, ask.topic, tag, self._receipts) for handed in hand.taken]
             left_s = deadline - self._loop.time()
@@ -311,7 +315,7 @@ class Consumption:
         dues = [due for queue in queues if (due := queue.next_due_ms()) is not None]
         return max(0.001, (min(dues) - self._clock.elapsed_ms()) / 1000) if dues else float("inf")
 
-    async def _take(self, topic: str, queues: list[GroupQueue], hand: Hand) -> bool:
+    async def _take(self, topic: str, queues: list[GroupQueue], hand: Hand, hold: Hold | None = None) -> bool:
         """Fill the hand from a topic's queues, and write down what is in it; whether anything is."""
         trouble = self._fill(queues, hand)
         for why, passed in hand.passed_over.items():
@@ -324,6 +328,8 @@ class Consumption:
                 raise trouble
             return False
         try:
+            if hold is not None:
+                hold(sum(len(handed.frame.body) for handed in hand.taken))
             await self._ledger.note(hand.records, durable=False)
         except BaseException:
             self._give_back(topic, hand.group, hand.taken)
@@ -584,48 +590,47 @@ class Consumption:
     # --- looking ------------------------------------------------------------------------------------------------------------------
     def topics_and_lag(self) -> list[dict[str, Any]]:
         """Each topic with the extents of its queues, and each group that reads it: its places, its lag, what it has in hand."""
-        by_topic: dict[int, dict[int, list[GroupQueue]]] = {}
-        for (group_no, queue_key), queue in sorted(self._queues.items()):
-            by_topic.setdefault(topic_of_key(queue_key)[0], {}).setdefault(group_no, []).append(queue)
+        by_topic = self._queues_by_topic()
+        extents, names = self._extents(), self._store.dictionary
         return [
             {
                 "topic": topic,
-                "queues": [self._queue_figures(queue_key) for queue_key in self._queue_keys(topic)],
-                "groups": [self._group_figures(group_no, queues) for group_no, queues in by_topic.get(topic_no, {}).items()],
+                "queues": [_queue_figures(queue_key, extents) for queue_key in self._queue_keys_of(topic_no)],
+                "groups": [
+                    _group_figures(names.groups[group_no], queues, extents)
+                    for group_no, queues in by_topic.get(topic_no, {}).items()
+                ],
             }
-            for topic_no, topic in self._store.dictionary.living_topics()
+            for topic_no, topic in names.living_topics()
         ]
+
+    def _queues_by_topic(self) -> dict[int, dict[int, list[GroupQueue]]]:
+        """What each group reads of each topic, by the numbers of both."""
+        by_topic: dict[int, dict[int, list[GroupQueue]]] = {}
+        for (group_no, queue_key), queue in sorted(self._queues.items()):
+            by_topic.setdefault(topic_of_key(queue_key)[0], {}).setdefault(group_no, []).append(queue)
+        return by_topic
 
     def lags(self) -> dict[tuple[str, str], tuple[int, int]]:
         """(lag, messages in hand) of each consumer group in each topic, by (topic, group)."""
         found: dict[tuple[str, str], tuple[int, int]] = {}
+        extents = self._extents()
         for (group_no, queue_key), queue in self._queues.items():
             names = self._store.dictionary.topics[topic_of_key(queue_key)[0]], self._store.dictionary.groups[group_no]
-            extent, (lag, in_hand) = self._queue_figures(queue_key), found.get(names, (0, 0))
-            found[names] = lag + _lag(queue, extent), in_hand + queue.in_hand
+            lag, in_hand = found.get(names, (0, 0))
+            found[names] = lag + _lag(queue, extents), in_hand + queue.in_hand
         return found
 
-    def _queue_figures(self, queue_key: int) -> dict[str, int]:
-        begin, end = self._tail.extent(queue_key)
-        return {"queue_id": topic_of_key(queue_key)[1], "begin": begin, "end": max(end, self._store.next_offset.get(queue_key, 0))}
-
-    def _group_figures(self, group_no: int, queues: list[GroupQueue]) -> dict[str, Any]:
-        ends = {queue.queue_key: self._queue_figures(queue.queue_key) for queue in queues}
-        places = [
-            {
-                "queue_id": topic_of_key(queue.queue_key)[1],
-                "queue_offset": queue.offset,
-                "lag": _lag(queue, ends[queue.queue_key]),
-                "in_hand": queue.in_hand,
-            }
-            for queue in queues
-        ]
-        return {
-            "group": self._store.dictionary.groups[group_no],
-            "lag": sum(place["lag"] for place in places),
-            "in_hand": sum(place["in_hand"] for place in places),
-            "queues": places,
-        }
+    def _extents(self) -> Extents:
+        """(begin, end) of every queue that has anything, by queue key; messages that nobody may read yet are counted."""
+        found = self._tail.extents()
+        for queue_key, end in self._store.next_offset.copy().items():  # appended to in another thread
+            known = found.get(queue_key)
+            if known is None:
+                found[queue_key] = (0, end)
+            elif known[1] < end:
+                found[queue_key] = (known[0], end)
+        return found
 
     def figures(self) -> dict[str, int]:
         """What was done since the edge opened, and what is under way."""
@@ -653,6 +658,30 @@ class Consumption:
         self._tail.close()
 
 
-def _lag(queue: GroupQueue, extent: dict[str, int]) -> int:
+def _queue_figures(queue_key: int, extents: Extents) -> dict[str, int]:
+    begin, end = extents.get(queue_key, (0, 0))
+    return {"queue_id": topic_of_key(queue_key)[1], "begin": begin, "end": end}
+
+
+def _group_figures(group: str, queues: list[GroupQueue], extents: Extents) -> dict[str, Any]:
+    places = [
+        {
+            "queue_id": topic_of_key(queue.queue_key)[1],
+            "queue_offset": queue.offset,
+            "lag": _lag(queue, extents),
+            "in_hand": queue.in_hand,
+        }
+        for queue in queues
+    ]
+    return {
+        "group": group,
+        "lag": sum(place["lag"] for place in places),
+        "in_hand": sum(place["in_hand"] for place in places),
+        "queues": places,
+    }
+
+
+def _lag(queue: GroupQueue, extents: Extents) -> int:
     """Messages of a queue that its group has not done."""
-    return max(0, extent["end"] - max(queue.offset, extent["begin"]))
+    begin, end = extents.get(queue.queue_key, (0, 0))
+    return max(0, end - max(queue.offset, begin))

@@ -21,25 +21,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Container, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
-from pathlib import Path
-from typing import Any, Final, Protocol
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Final
 
-from msgspec import Struct
+import numpy as np
 
-from escrow.clock import Clock, SystemClock, this_boot
+from escrow.clock import Clock
 from escrow.settings import Settings
 from ingest import groups
-from ingest.access import Principal
 from ingest.auditing import Audited, Auditor
+from ingest.capabilities import OUTCOMES, EndAnswer, EndRequest, JobState, Offers, answer_of
 from ingest.checks import CheckDelivery, CheckRequest, Handover, Member
 from ingest.committer import Committer
 from ingest.consumption import Consumption
 from ingest.deliveries import Delivery
-from ingest.errors import BadId, Closing, InvalidRequest, Standby, TooLarge, TransactionsRejected
+from ingest.errors import BadId, Closing, InvalidRequest
 from ingest.followers import Followers
 from ingest.history import Histories, Inspected, Transaction
 from ingest.ids import Place, Sealer, load_keys
@@ -47,24 +46,24 @@ from ingest.listings import Listings
 from ingest.names import Names
 from ingest.operator import Action, Done, Operator
 from ingest.overview import Overview
-from ingest.quotas import Quotas
+from ingest.parts import Gate, Loops, Parts, guarded_clock
+from ingest.quotas import Limited, Quotas
 from ingest.receipts import ReceiptSealer
 from ingest.threads import Threads
 from ingest.topics import Removing, Wanted
 from store.audit import ANCHOR_TOPIC, Head
-from store.clock import Rules
 from store.cursor import Cursors
-from store.directory import Geometry
+from store.directory import Geometry, StoreDirectory
 from store.edge import EdgeStore, End
-from store.ends import Answer, Verdict
+from store.ends import Verdict
 from store.errors import StoreError
 from store.frames import DLQ_PREFIX, Message, are_same, groups_of
 from store.guarded_clock import GuardedClock
 from store.presence import Presence
 from store.progress import Progress, no_progress
 from store.published import JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
-from store.reader import TopicReader
-from store.records import OpKind, State, Via, queue_key_of, queue_offset_of, topic_of_key
+from store.reader import LogReader, TopicReader
+from store.records import Via, queue_key_of, queue_offset_of, topic_of_key
 from store.removal import Removal
 from store.wake import EDGE_WAKE, JOB_WAKE, Sleeper, Waker
 
@@ -72,41 +71,8 @@ LOG: Final = logging.getLogger("escrow.edge")
 #: Without a wake from the job, its pages are looked at this often.
 LOOK_S: Final = 0.25
 HEARTBEAT_S: Final = 1.0
-MEMBER_MAX_CHARACTERS: Final = 128
 #: A job whose last heartbeat is older is called silent.
 JOB_SILENT_MS: Final = 10_000
-
-OUTCOMES: Final = {"commit": OpKind.COMMIT, "rollback": OpKind.ROLLBACK, "unknown": OpKind.UNKNOWN}
-
-
-class EndRequest(Struct, frozen=True):
-    """What a producer says became of its transaction."""
-
-    group: str
-    id: str
-    outcome: str
-    from_check: bool = False
-    remark: str = ""
-
-
-class EndAnswer(Struct, frozen=True):
-    """`verdict`: accepted, already, conflict or refused; `reason` says why not; `state`: what the transaction is now."""
-
-    verdict: str
-    reason: str = ""
-    state: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class JobState:
-    """What can be seen of the streaming job. `state`: absent (none has opened the store), silent, no_room (it lives, and waits for
-    room on the disk), running."""
-
-    state: str
-    halves_behind: int
-    ops_behind: int
-    round_no: int = 0
-    heartbeat_ms: int = 0
 
 
 def place_of(position: int) -> tuple[int, int]:
@@ -114,81 +80,57 @@ def place_of(position: int) -> tuple[int, int]:
     return topic_of_key(queue_key_of(position))[1], queue_offset_of(position)
 
 
-class Part(Protocol):
-    """Something beside the edge that lives as long as it does."""
-
-    name: str
-
-    async def open(self) -> None:
-        """The edge is open; an EdgeError keeps it from starting."""
-
-    def stop(self) -> None:
-        """Begin nothing new. May be called twice, and before `open`."""
-
-    async def close(self) -> None:
-        """Let go of everything, whether `open` was through or not."""
-
-    def figures(self) -> dict[str, Any]:
-        """For the status."""
-
-
 class Edge:
     """One edge over one store. Made, used and closed in one event loop."""
 
     clock: GuardedClock
+    waits_plainly = True
 
     def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
         self.settings, self._source = settings, clock
         self.notice = self.trouble = ""
-        self._closing = False
+        self._gate = Gate(settings)
         #: Ends whose id was never issued, or for another group: refused before they reach the log.
         self.ends_refused = 0
-        self._tasks: list[asyncio.Task[None]] = []
         self._waker: Waker | None = None
         self._consumption: Consumption | None = None
-        #: There once the edge is open, and not in Kafka mode.
-        self.auditor: Auditor | None = None
-        #: Who may make topics and groups; None where the store is not ours to number.
-        self.names: Names | None = None
         #: Told how many seconds each flush took, in the committer's thread or in the loop.
         self.observe_flush: Callable[[float], None] | None = None
-        #: What was put on the edge (`ingest.plugged.make_edge`); opened after it, closed before it.
-        self.parts: list[Part] = []
+        #: What was put on the edge (`ingest.assembly`), which opens it; closed before the edge.
+        self.parts = Parts()
 
     # --- opening and closing -------------------------------------------------------------------------------------------------
     async def open(self, progress: Progress = no_progress) -> None:
-        """1 open the store, which recovers it · 2 the keys · 3 the committer · 4 who follows the job's queues · 5 consumption ·
-        6 parts."""
+        """1 open the store, which recovers it · 2 the keys · 3 the committer · 4 who follows the job's queues · 5 consumption."""
         loop = asyncio.get_running_loop()
         self.groups = groups.watch(self.settings)  # before anything is touched: it may be unusable
         self.store = await loop.run_in_executor(None, self._open_store, progress)  # 1
         try:
             keys, self.notice = load_keys(self.settings.keys_file, self.settings.id_keys)  # 2
             self._receipts = ReceiptSealer(keys)
-            self._start_clock(self.settings.data_dir, last_time_ms(self.store))
+            self.clock = guarded_clock(self.settings, self._source, self.settings.data_dir, last_time_ms(self.store))
             self.store.dedup.leapt_s = lambda: self.clock.leapt_ms(self.settings.dedup_window_ms) // 1000
             self._sealer = Sealer(keys, self.store.directory.store_id, self.store.lineage.half_ends)
             self._open_rest()
         except BaseException:
             self.store.close()
             raise
-        try:
-            for part in self.parts:  # 6
-                await part.open()
-        except BaseException:
-            await self.close()
-            raise
+
+    def offers(self) -> Offers:
+        return Offers(
+            audit=self.auditor,
+            naming=self.names,
+            deliveries=self.consumption,
+            consuming=self.consumption,
+            operating=self,
+            issued=self,
+            backlog=StoreBacklog(self.store.directory, self.quotas),
+        )
 
     @property
     def not_ready(self) -> str:
         """Why it is open and should be sent nothing all the same; "" mostly."""
         return ""
-
-    def _start_clock(self, directory: Path | None, last_ms: int = 0) -> None:
-        self.clock = GuardedClock(
-            self._source or SystemClock(), directory, Rules(**self.settings.clock_values()),
-            boot=0 if self._source else this_boot() or None, last_ms=last_ms,
-        )  # fmt: skip
 
     def _now_ms(self) -> int:
         return self.clock.now_ms()
@@ -229,20 +171,22 @@ class Edge:
             asked_now_max=settings.outstanding_per_group_max,
         )
         self.quotas = Quotas(settings, self.groups, self.store, self._now_ms)
+        self._storing = Limited(self._committer, self.quotas)
         self.names = Names(settings, self.store.dictionary)
         self.store.maker_of = self.names.maker_of
         self._consumption = Consumption(
             self.store, self._committer, cursors, settings, self.clock,
-            receipts=self._receipts, refuse=self._refuse_if_standby,
+            receipts=self._receipts, refuse=self._gate.require_master,
         )  # 5  # fmt: skip
         self._removing = Removing(self.store, self._consumption)
+        self._loops = Loops(self._committer.fail)
         self._open_operators()
         self._woken = asyncio.Event()
         self._sleeper = Sleeper(root / EDGE_WAKE)
         self._loop.add_reader(self._sleeper.fileno(), self._wake)
         own = (self._follow, self._beat, self._retain, self._pave)
         for loop_of in (*own, self.quotas.run, self.listings.run, self.overview.run):
-            self._start(loop_of())
+            self._loops.start(loop_of())
 
     def _open_operators(self) -> None:
         self.listings = Listings(self.store, self._sealer, self._now_ms)
@@ -252,22 +196,11 @@ class Edge:
             listings=self.listings, sealer=self._sealer, auditor=self.auditor, now_ms=self._now_ms,
         )  # fmt: skip
         self.overview = Overview(self)
-        self._start(self.auditor.run())
+        self._loops.start(self.auditor.run())
 
     async def _anchor(self, head: Head) -> None:
         if not self.settings.standby:
             await self._committer.send([Message(ANCHOR_TOPIC, ANCHOR_TOPIC, head.encode())])
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        task.add_done_callback(self._ended)
-        self._tasks.append(task)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """A loop never ends by itself: if it does, the edge is not whole any more."""
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not self._closing:
-            self._committer.fail(f"{type(error).__name__}: {error}" if not isinstance(error, StoreError) else str(error))
 
     @property
     def consumption(self) -> Consumption:
@@ -282,25 +215,21 @@ class Edge:
 
     def stop(self) -> None:
         """Polls that wait come back empty and nothing new is taken; what was accepted goes on to its end."""
-        for part in self.parts:
-            part.stop()
-        self._closing = True
+        self.parts.stop()
+        self._gate.closing = True
+        self._loops.stop()
         self._checks.stop()
         self.consumption.stop()
 
     async def close(self) -> None:
         """Finish what was accepted, flush, note a clean exit."""
         self.stop()
-        for part in reversed(self.parts):
-            await part.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.parts.close()
+        await self._loops.close()
         await asyncio.to_thread(self.quotas.close)
         asyncio.get_running_loop().remove_reader(self._sleeper.fileno())
         self._sleeper.close()
-        if self.auditor is not None:
-            await self.auditor.close()
+        await self.auditor.close()
         await self._committer.close()
         await self.consumption.close()
         await self.listings.close()
@@ -320,46 +249,27 @@ class Edge:
 
     async def store_halves(self, messages: Sequence[Message]) -> Sequence[tuple[str, int]]:
         """The same; (transaction id, half_offset) of each. The half_offset is -1 where a plug-in made the id."""
-        self._refuse_if_standby("halves")
-        if self.settings.reject_transactions:
-            raise TransactionsRejected(
-                "halves are refused here (rejectTransactionMessage = true): send them elsewhere, or set it to false"
-            )
-        self._check_count(messages, "messages")
+        self._gate.require_halves()
+        self._gate.check_count(messages, "messages")
         groups, group_no = groups_of(messages), self.store.dictionary.group_no
-        with self.quotas.admit(messages, halves=True) as admitted:
-            stored = self._committer.prepare(messages, admitted.appended)
-            del messages  # the committer lets go of them before the flush
-            half_offsets = await stored
+        stored = self._storing.prepare(messages)
+        del messages  # the committer lets go of them before the flush
+        half_offsets = await stored
         if are_same(groups):
             return self._sealer.seal_all(half_offsets, group_no(groups[0]) or 0)
         return [(self._sealer.seal(at, group_no(group) or 0), at) for at, group in zip(half_offsets, groups, strict=True)]
 
     async def send(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
         """Store ordinary messages, all or none, visible without a transaction; (queue_id, queue_offset) of each, once durable."""
-        self._refuse_if_standby("messages")
-        self._check_count(messages, "messages")
-        self.quotas.admit(messages, halves=False)
-        return [place_of(position) for position in await self._committer.send(messages)]
-
-    def _refuse_if_standby(self, what: str) -> None:
-        if self._closing:
-            raise Closing("the edge is stopping: try again later")
-        if self.settings.standby:
-            raise Standby(f"this is a standby (role = standby): it takes no {what}; send them to the master")
-
-    def _check_count(self, items: Sequence[object], what: str) -> None:
-        most = self.settings.max_messages_per_request
-        if not items:
-            raise InvalidRequest(f"{what}: is empty; send at least one")
-        if len(items) > most:
-            raise TooLarge(f"{what}: {len(items)} in one request; at most {most} (maxMessagesPerRequest) are taken")
+        self._gate.require_master("messages")
+        self._gate.check_count(messages, "messages")
+        return [place_of(position) for position in await self._storing.send(messages)]
 
     # --- ends ----------------------------------------------------------------------------------------------------------------
     async def end(self, ends: Sequence[EndRequest]) -> list[EndAnswer]:
         """End transactions; an answer for each, in order, once what it rests on is durable."""
-        self._refuse_if_standby("ends")
-        self._check_count(ends, "ends")
+        self._gate.require_master("ends")
+        self._gate.check_count(ends, "ends")
         places = self._sealer.open_all([end.id for end in ends])
         judged = [self._to_end(end, place) for end, place in zip(ends, places, strict=True)]
         good = [end for end in judged if isinstance(end, End)]
@@ -380,17 +290,12 @@ class Edge:
     # --- operators -----------------------------------------------------------------------------------------------------------
     async def act(self, action: Action) -> Done:
         """Check now, commit, roll back or resume, as `ingest.operator` says."""
-        self._refuse_if_standby("actions")
+        self._gate.require_master("actions")
         return await self._operator.act(action, self.settings.max_messages_per_request)
-
-    def admit_names(self, principal: Principal, groups: Collection[str], topics: Collection[str]) -> None:
-        """Whether those of these groups and topics that are new may be made for him; NoSuchTopic or TooManyNames if not."""
-        if self.names is not None:
-            self.names.admit(principal, groups, topics)
 
     async def create_topic(self, topic: str, queues: int | None) -> tuple[int, bool]:
         """(how many queues it has, whether it is new). For operators: `autoCreateTopics` and limits of tokens do not hold."""
-        self._refuse_if_standby("topics")
+        self._gate.require_master("topics")
         if topic.startswith(DLQ_PREFIX):
             raise InvalidRequest(f"topic: {topic[:80]}: topics of dead letters are made by Escrow alone")
         names = self.store.dictionary
@@ -404,27 +309,12 @@ class Edge:
 
     async def remove_topics(self, wanted: Wanted) -> Removal:
         """Remove topics that nobody uses. For operators."""
-        self._refuse_if_standby("topics")
+        self._gate.require_master("topics")
         return await self._removing.remove(wanted)
 
     async def audited(self, limit: int, before: int | None = None) -> tuple[list[Audited], int | None]:
         """What operators did, the newest first."""
-        assert self.auditor is not None
         return await self.auditor.audited(limit, before)
-
-    def denied(self, who: str, operation: str, reason: str) -> None:
-        """A door refused this caller."""
-        if self.auditor is not None:
-            self.auditor.denied(who, operation, reason)
-
-    @asynccontextmanager
-    async def noted(self, who: str, action: str, target: str) -> AsyncIterator[None]:
-        """Around an action that belongs into the audit, where there is one."""
-        if self.auditor is None:
-            yield
-        else:
-            async with self.auditor.action(who, action, target):
-                yield
 
     def members(self, group: str) -> list[Member]:
         """Who takes the check requests of a group."""
@@ -481,19 +371,10 @@ class Edge:
     async def _poll(
         self, group: str, member: str, max_requests: int, wait_s: float, *, passing_over: Container[int], via: str
     ) -> Handover:
-        max_requests, wait_s = self._check_poll(member, max_requests, wait_s)
+        max_requests, wait_s = self._gate.check_poll(member, max_requests, wait_s)
         return await self._checks.poll(
             group, member, max_requests, self.settings.max_request_bytes // 2, wait_s, passing_over=passing_over, via=via
         )
-
-    def _check_poll(self, member: str, max_requests: int, wait_s: float) -> tuple[int, float]:
-        """How many a poll gets at most, and how long it may wait; or why there is none."""
-        self._refuse_if_standby("polls")
-        if not member or len(member) > MEMBER_MAX_CHARACTERS:
-            raise InvalidRequest(f"member: name yourself in 1 to {MEMBER_MAX_CHARACTERS} characters")
-        if max_requests < 1 or wait_s < 0:
-            raise InvalidRequest("max: ask for at least 1, and wait_s for 0 or more")
-        return min(max_requests, self.settings.checks_per_poll_max), min(wait_s, self.settings.poll_wait_max_ms / 1000)
 
     def transaction_id_of(self, delivery: Delivery) -> str | None:
         """Of a message that a transaction released; None for an ordinary one."""
@@ -503,6 +384,24 @@ class Edge:
     def group_of(self, id: str) -> str:
         """The producer group of the half that an id names; BadId unless this store issued it."""
         return self.store.dictionary.groups[self._sealer.open(id).group_no]
+
+    @property
+    def epoch(self) -> int:
+        return self.store.page[EdgeSlot.EPOCH]
+
+    def half_offset_of(self, id: str) -> int:
+        return self._sealer.open(id).half_offset
+
+    def properties_of(self, id: str) -> Mapping[str, str]:
+        """In a thread. It opens the log anew: for what is asked for now and then."""
+        try:
+            log = LogReader(self.store.directory)
+            try:
+                return log.frame(log.half_queue.read(at := self.half_offset_of(id), at + 1)[0]).properties
+            finally:
+                log.close()
+        except (BadId, StoreError, IndexError):
+            return {}
 
     def id_of(self, request: CheckRequest) -> str:
         return self._sealer.seal(request.half_offset, request.group_no)
@@ -543,9 +442,9 @@ class Edge:
             "reopened": self._followers.reopened,
             "checks": self._checks.figures(),
             "quotas": self.quotas.figures(),
-            "names": self.names.figures() if self.names is not None else {},
+            "names": self.names.figures(),
             "consumption": self.consumption.figures(),
-            **{part.name: part.figures() for part in self.parts},
+            **self.parts.figures(),
             "healthy": not self.trouble and not self.failed.done(),
         }
 
@@ -563,6 +462,9 @@ class Edge:
     def known_groups(self) -> Sequence[str]:
         """Producer groups that sent anything, ever."""
         return self.store.dictionary.groups
+
+    def knows_group(self, group: str) -> bool:
+        return self.store.dictionary.group_no(group) is not None
 
     def job_files(self) -> TopicReader | None:
         """The job's files; None where it has none, or is just switching to others."""
@@ -680,17 +582,32 @@ def last_time_ms(store: EdgeStore) -> int:
         return 0
 
 
-def answer_of(answer: Answer) -> EndAnswer:
-    return _told(answer.verdict, answer.reason, answer.state)
-
-
-@lru_cache(64)
-def _told(verdict: Verdict, reason: str, state: State) -> EndAnswer:
-    """There are few different ones."""
-    return EndAnswer(verdict.value, reason, state.name)
-
-
 def _heard(future: asyncio.Future[None]) -> None:
     """A hand-over that could not be recorded is not counted; the edge's failure is told elsewhere."""
     if not future.cancelled():
         future.exception()
+
+
+class StoreBacklog:
+    """What is pending (`ingest.quotas` counts), and how old the oldest record is that the job has not settled."""
+
+    def __init__(self, directory: StoreDirectory, quotas: Quotas) -> None:
+        self._directory = directory
+        self.pending_by_group, self.ended_by_group = quotas.pending_by_group, quotas.ended_by_group
+        self.oldest_age_s = quotas.oldest_age_s
+
+    def oldest_unsettled_ms(self, job: JobState) -> int | None:
+        """When the first half and the first op that the job has not settled were stored: the earlier of the two."""
+        if not job.halves_behind and not job.ops_behind:
+            return None
+        stored_ms: list[int] = []
+        with contextlib.suppress(StoreError, IndexError):  # files that change under our hands: at the next look
+            log = LogReader(self._directory)
+            try:
+                half_end, op_end = log.ends()
+                half, op = half_end - job.halves_behind, op_end - job.ops_behind
+                stored_ms += (log.halves(half, min(half + 1, half_end))["stored_at_s"].astype(np.int64) * 1000).tolist()
+                stored_ms += log.ops(op, min(op + 1, op_end))["stored_at_ms"].tolist()
+            finally:
+                log.close()
+        return min(filter(None, stored_ms), default=None)

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
-
-import numpy as np
 
 from escrow.metrics import OTHER, Figure
 from ingest.app import App
-from ingest.core import Edge, JobState
+from ingest.capabilities import Capabilities, Consuming, JobState
 from ingest.door import Door
-from store.errors import StoreError
-from store.reader import LogReader
 
 T = TypeVar("T")
 
@@ -30,7 +25,7 @@ _PASSED_OVER = ("holes", "filtered", "unreadable", "retention")
 class Figures:
     """Of one edge."""
 
-    def __init__(self, edge: Edge, door: Door, app: App) -> None:
+    def __init__(self, edge: Capabilities, door: Door, app: App) -> None:
         self._edge, self._door, self._app = edge, door, app
         self._job = JobState("absent", 0, 0)
         self._live: set[str] = set()
@@ -38,8 +33,8 @@ class Figures:
     def look(self) -> Iterator[Figure]:
         """In the event loop; keeps what `files` needs of it."""
         edge = self._edge
-        self._job, self._live = edge.job_state(), edge.live_groups()
-        status = edge.counts()
+        self._job, self._live = edge.figures.job_state(), edge.checks.live_groups()
+        status = edge.figures.counts()
         yield _one("escrow_halves_stored", "counter", "Halves made durable", status["halves"])
         yield _one("escrow_messages_stored", "counter", "Ordinary messages made durable", status["messages"])
         yield _each("escrow_ends", "Ends answered, by verdict", "verdict", status["answers"], _ANSWERS)
@@ -47,7 +42,11 @@ class Figures:
         yield _one("escrow_refused_for_load", "counter", "Requests refused because too much waited", status["refused_for_load"])
         yield from _checks(status)
         yield from _couriers(status)
-        yield from _kafka(status) if "kafka" in status else _embedded(edge, status)
+        if "kafka" in status:
+            yield from _kafka(status)
+        if (consuming := edge.offers.consuming) is not None:
+            yield from _embedded(status)
+            yield from _consumers(consuming, status["consumption"], edge.settings.metrics_names_max)
         yield from _connections(self._door, self._app)
         yield from _rocketmq(status.get("rocketmq", {}))
         yield _one("escrow_edge_healthy", "gauge", "0 = something that the edge does beside requests fails", status["healthy"])
@@ -59,7 +58,8 @@ class Figures:
     def files(self) -> Iterator[Figure]:
         """In a thread: what has to be looked up in files, or in the tables of all groups."""
         yield from _groups(self._edge, self._live)
-        job, oldest_ms = self._job, _oldest_unsettled_ms(self._edge, self._job)
+        job, backlog = self._job, self._edge.offers.backlog
+        oldest_ms = backlog.oldest_unsettled_ms(job) if backlog is not None else None
         yield (
             "escrow_unsettled_records", "gauge", "Durable records that the job has not settled",
             [({"queue": "half"}, job.halves_behind), ({"queue": "op"}, job.ops_behind)],
@@ -73,7 +73,7 @@ class Figures:
         yield _one("escrow_disk_size_bytes", "gauge", "Size of that file system", disk.f_blocks * disk.f_frsize)
 
 
-def _embedded(edge: Edge, status: Mapping[str, Any]) -> Iterator[Figure]:
+def _embedded(status: Mapping[str, Any]) -> Iterator[Figure]:
     """What only an edge with a store has."""
     yield _one("escrow_flushes", "counter", "Flushes of the commit log; many requests share one", status["flushes"])
     yield _one("escrow_queued_bytes", "gauge", "Bytes that wait for a flush", status["queued_bytes"])
@@ -89,7 +89,6 @@ def _embedded(edge: Edge, status: Mapping[str, Any]) -> Iterator[Figure]:
         names["topic_numbers_used"],
     )  # fmt: skip
     yield _one("escrow_topic_numbers", "gauge", "Numbers that there are for topics", names["topics_max"])
-    yield from _consumers(edge, status["consumption"])
 
 
 def _kafka(status: Mapping[str, Any]) -> Iterator[Figure]:
@@ -138,7 +137,7 @@ def _couriers(status: Mapping[str, Any]) -> Iterator[Figure]:
     )
 
 
-def _consumers(edge: Edge, found: Mapping[str, int]) -> Iterator[Figure]:
+def _consumers(consuming: Consuming, found: Mapping[str, int], names_max: int) -> Iterator[Figure]:
     yield _one("escrow_consumer_polls", "counter", "Polls for messages", found["polls"])
     yield _one("escrow_consumer_polls_waiting", "gauge", "Long polls for messages that wait", found["polls_waiting"])
     yield _one("escrow_consumer_handed_out", "counter", "Messages handed to consumers", found["handed_out"])
@@ -151,8 +150,8 @@ def _consumers(edge: Edge, found: Mapping[str, int]) -> Iterator[Figure]:
     yield _one(
         "escrow_tail_ops", "gauge", "Released messages that consumers may have and the job has not settled", found["tail_ops"]
     )
-    lags = sorted(edge.consumption.lags().items(), key=lambda pair: (-pair[1][0], pair[0]))
-    named, rest = _split(lags, edge.settings.metrics_names_max)
+    lags = sorted(consuming.lags().items(), key=lambda pair: (-pair[1][0], pair[0]))
+    named, rest = _split(lags, names_max)
     rows = [({"topic": topic, "group": group}, figures) for (topic, group), figures in named]
     if rest:
         rows.append(({"topic": OTHER, "group": OTHER}, (sum(lag for _, (lag, _) in rest), sum(each for _, (_, each) in rest))))
@@ -162,12 +161,12 @@ def _consumers(edge: Edge, found: Mapping[str, int]) -> Iterator[Figure]:
 
 def _connections(door: Door, app: App) -> Iterator[Figure]:
     yield _one("escrow_connections", "gauge", "Open connections", door.connections)
-    yield _one("escrow_requests_running", "gauge", "Requests that are being answered", len(door.state.tasks))
+    yield _one("escrow_requests_running", "gauge", "Requests that are being answered", door.running)
     shares = app.access.shares
     yield _one("escrow_requests_delayed", "counter", "Requests that waited for their token's rate", shares.delayed)
     yield _one("escrow_requests_over_share", "counter", "Requests refused for their token's share", shares.refused)
     yield _one("escrow_connections_refused", "counter", "Connections refused or ended for their manners", door.refused)
-    yield _one("escrow_connections_stalled", "gauge", "Connections whose client does not take its answer", len(door.stalled))
+    yield _one("escrow_connections_stalled", "gauge", "Connections whose client does not take its answer", door.stalled)
     yield (
         "escrow_receiving_bytes", "gauge", "Bodies being received",
         [({"share": name}, share.bytes) for name, share in app.receiving.items()],
@@ -175,10 +174,11 @@ def _connections(door: Door, app: App) -> Iterator[Figure]:
 
 
 # --- in a thread ------------------------------------------------------------------------------------------------------------------
-def _groups(edge: Edge, live: set[str]) -> Iterator[Figure]:
+def _groups(edge: Capabilities, live: set[str]) -> Iterator[Figure]:
     """Producer groups that have, or had since the start, pending halves: those with the most first."""
-    pending, ages = edge.quotas.pending_by_group(), edge.quotas.oldest_age_s()
-    active = set(pending) | set(edge.quotas.ended_by_group())
+    backlog = edge.offers.backlog
+    pending, ages = (backlog.pending_by_group(), backlog.oldest_age_s()) if backlog is not None else ({}, {})
+    active = set(pending) | set(backlog.ended_by_group() if backlog is not None else ())
     timeout_s = edge.settings.transaction_timeout_ms / 1000
     alone = {group for group in pending if group not in live and ages.get(group, 0) > timeout_s}
     named, rest = _split(sorted(active, key=lambda group: (-pending.get(group, 0), group)), edge.settings.metrics_names_max)
@@ -197,23 +197,6 @@ def _groups(edge: Edge, live: set[str]) -> Iterator[Figure]:
     ):
         yield name, "gauge", text, [(label, float(row[at])) for label, row in zip(labels, rows, strict=True)]
     yield _one("escrow_groups_unattended", "gauge", "Groups with halves past transactionTimeOut and no live member", len(alone))
-
-
-def _oldest_unsettled_ms(edge: Edge, job: JobState) -> int | None:
-    """When the first half and the first op that the job has not settled were stored: the earlier of the two."""
-    if not job.halves_behind and not job.ops_behind:
-        return None
-    stored_ms: list[int] = []
-    with suppress(StoreError, IndexError):  # files that change under our hands: at the next look
-        log = LogReader(edge.store.directory)
-        try:
-            half_end, op_end = log.ends()
-            half_offset, op_offset = half_end - job.halves_behind, op_end - job.ops_behind
-            stored_ms += (log.halves(half_offset, min(half_offset + 1, half_end))["stored_at_s"].astype(np.int64) * 1000).tolist()
-            stored_ms += log.ops(op_offset, min(op_offset + 1, op_end))["stored_at_ms"].tolist()
-        finally:
-            log.close()
-    return min(filter(None, stored_ms), default=None)
 
 
 # --- lines ----------------------------------------------------------------------------------------------------------------------

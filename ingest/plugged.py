@@ -1,11 +1,8 @@
-"""The edge as the server runs it: with its check transports, and with the transaction service that somebody installed, if any.
+"""The transaction service that somebody installed, as a wrapper: it stands between the doors and the edge.
 
-    edge = make_edge(settings)      # an Edge, whatever is plugged in
-    await edge.open()
-
-A transaction service (`escrow.transaction_service`, sinks.interfaces.TransactionService) stands between the endpoint and the edge:
-halves, commits, rollbacks and check requests go through it, wherever they come from: the endpoint, a webhook, a listener. It gets
-the built-in service as `inner` and passes on to it what it does not care about. Its calls run in threads, never in the event loop.
+A transaction service (`escrow.transaction_service`, sinks.interfaces.TransactionService) gets halves, commits, rollbacks and check
+requests, wherever they come from: an endpoint, a webhook, a listener. It gets the built-in service as `inner` and passes on to it
+what it does not care about. Its calls run in threads, never in the event loop.
 """
 
 from __future__ import annotations
@@ -17,21 +14,17 @@ from contextlib import asynccontextmanager
 from itertools import groupby
 from typing import Any, Final, TypeVar
 
-from escrow.clock import Clock
 from escrow.settings import Settings
-from escrow.tracing import TracingError
+from ingest.capabilities import Capabilities, Checks, EndAnswer, EndRequest, Ends, Halves, Polls, Transactions
 from ingest.checks import Handover
-from ingest.core import Edge, EndAnswer, EndRequest
 from ingest.errors import BadId, CannotStart, EdgeError, RefusedByService, ServiceFailed
 from ingest.threads import Threads
-from ingest.traced import traced
-from ingest.transports import Transports, public_request
+from ingest.transports import public_request
 from sinks import interfaces
 from sinks.errors import BrokenPlugin, Refused
-from sinks.plugins import check_named, find, left_out, load_one
+from sinks.plugins import load_one
 from store.errors import StoreError
 from store.frames import Message
-from store.progress import Progress, no_progress
 
 GROUP: Final = "escrow.transaction_service"
 #: Calls of the service that may be under way at a time; the others wait.
@@ -40,54 +33,27 @@ LOG: Final = logging.getLogger("escrow.edge")
 T = TypeVar("T")
 
 
-def make_edge(settings: Settings, *, clock: Clock | None = None) -> Edge:
-    """The edge with everything that is configured."""
-    try:
-        check_named(settings.plugins)
-    except BrokenPlugin as error:
-        raise CannotStart(str(error)) from error
-    plugged = bool(find(GROUP, settings.plugins))
-    kind = _kafka_edge(plugged) if settings.mode == "kafka" else PluggedEdge if plugged else Edge
-    try:
-        edge = (traced(kind) if settings.otlp_endpoint else kind)(settings, clock=clock)
-    except TracingError as error:
-        raise CannotStart(str(error)) from error
-    edge.parts.append(Transports(edge))
-    return edge
-
-
-def plugin_notices(settings: Settings) -> list[str]:
-    """What an operator should know at the start: plug-ins that are installed and not used."""
-    told = left_out(settings.plugins)
-    if settings.mode == "kafka":
-        unused = find("escrow.sinks", settings.plugins)
-        told += [f"plug-in {point.name} (escrow.sinks) is not used: Kafka mode calls no sinks" for point in unused]
-    return told
-
-
-def _kafka_edge(plugged: bool) -> type[Edge]:
-    if plugged:
-        raise CannotStart(f"plugins names a plug-in of {GROUP}, and Kafka mode has no place for one: take it out of plugins")
-    try:
-        from ingest.kafka.edge import KafkaEdge  # noqa: PLC0415  (its client library is an extra)
-    except ModuleNotFoundError as error:
-        raise CannotStart(
-            f"mode = kafka needs the Python package {error.name}: in a checkout of Escrow, pip install '.[server,kafka]'"
-        ) from error
-    return KafkaEdge
+def plug_in(edge: Capabilities) -> None:
+    """Put the service around what this edge has; made and opened before anything can come in, the transports' answers included."""
+    service = Service(edge.settings, InnerService(edge.halves, edge.ends))
+    edge.halves = PluggedHalves(edge.halves, service, edge.transactions)
+    edge.ends = PluggedEnds(edge.ends, service)
+    edge.polls = PluggedPolls(edge.polls, service, edge.checks)
+    edge.parts.insert(0, service)
 
 
 class InnerService:
     """The built-in transaction service, for plug-ins: blocks until the answer is durable. Not for the event loop's thread."""
 
-    def __init__(self, edge: PluggedEdge) -> None:
-        self._edge, self._loop = edge, asyncio.get_running_loop()
+    def __init__(self, halves: Halves, ends: Ends) -> None:
+        self._halves, self._ends = halves, ends
+        self.loop: asyncio.AbstractEventLoop
 
     def open(self) -> None:
         """It is open before any plug-in is made."""
 
     def prepare(self, halves: Sequence[Message]) -> Sequence[str]:
-        return self._run(self._edge.prepare_inside(halves))
+        return [id for id, _ in self._run(self._halves.store_halves(halves))]
 
     def commit(self, ends: Sequence[interfaces.End]) -> Sequence[interfaces.Answer]:
         return self._end(ends, "commit")
@@ -97,7 +63,7 @@ class InnerService:
 
     def _end(self, ends: Sequence[interfaces.End], outcome: str) -> Sequence[interfaces.Answer]:
         requests = [EndRequest(end.group, end.transaction_id, outcome, end.from_check, end.remark) for end in ends]
-        answers = self._run(self._edge.end_inside(requests))
+        answers = self._run(self._ends.end(requests))
         return [interfaces.Answer(answer.verdict, answer.reason, answer.state) for answer in answers]
 
     def check(self, group: str, member: str, requests: Sequence[interfaces.CheckRequest]) -> Sequence[interfaces.CheckRequest]:
@@ -108,7 +74,7 @@ class InnerService:
         """The edge closes itself."""
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
 
 class _Held:
@@ -122,53 +88,103 @@ class _Held:
         return half_offset in self.half_offsets or half_offset in self._passing_over
 
 
-class PluggedEdge(Edge):
-    """An edge whose transactions go through a plug-in."""
+class Service:
+    """The plug-in and its threads; a part of the edge, which makes, opens and closes it."""
 
-    def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
-        super().__init__(settings, clock=clock)
-        self.service: interfaces.TransactionService | None = None
-        self.service_threads: Threads
-        self.service_failures = 0
+    name = "transaction_service"
 
-    async def open(self, progress: Progress = no_progress) -> None:
-        """The service is made and opened before anything can come in, the transports' answers included."""
-        self.parts.insert(0, _ServicePart(self))
-        await super().open(progress)
+    def __init__(self, settings: Settings, inner: InnerService) -> None:
+        self._settings, self._inner = settings, inner
+        self._made: Any = None
+        self._threads: Threads
+        self.failures = 0
 
-    async def prepare_inside(self, messages: Sequence[Message]) -> list[str]:
-        return [id for id, _ in await super().store_halves(messages)]
+    async def open(self) -> None:
+        settings, self._inner.loop = self._settings, asyncio.get_running_loop()
+        self._threads = Threads("transaction service", SERVICE_THREADS)
+        try:
+            made: Any = await asyncio.to_thread(load_one, GROUP, settings.plugins, settings.store_dir, self._inner)
+            await self._threads.call(made.open)
+            self._made = made
+        except BrokenPlugin as error:
+            raise CannotStart(str(error)) from error
+        except Exception as error:  # whatever it does
+            raise CannotStart(f"plug-in ({GROUP}): open(): {type(error).__name__}: {error}") from error
 
-    async def end_inside(self, ends: Sequence[EndRequest]) -> list[EndAnswer]:
-        return await super().end(ends)
+    def stop(self) -> None:
+        """Nothing runs by itself."""
+
+    async def close(self) -> None:
+        if self._made is not None:
+            try:
+                await self._threads.call(self._made.close, timeout_s=5.0)
+            except Exception as error:  # whatever it does: the edge ends all the same
+                LOG.warning("plug-in (%s): close(): %s: %s", GROUP, type(error).__name__, error)
+            self._made = None
+            self._threads.close()
+
+    def figures(self) -> dict[str, Any]:
+        return {"failures": self.failures}
+
+    async def ask(self, method: str, *arguments: Any) -> Any:
+        """A call of the service. What the edge itself refused comes through as it is."""
+        try:
+            return await self._threads.call(getattr(self._made, method), *arguments)
+        except Refused as error:
+            raise RefusedByService(str(error)) from None
+        except (EdgeError, StoreError):
+            raise
+        except Exception as error:  # whatever it does
+            raise self.broken(method, f"{type(error).__name__}: {error}") from error
+
+    def broken(self, method: str, what: str) -> ServiceFailed:
+        self.failures += 1
+        LOG.error("the transaction service that is plugged in: %s(): %s", method, what)
+        return ServiceFailed(f"the transaction service that is plugged in failed at {method}: its operator finds more in the log")
+
+
+class PluggedHalves:
+    def __init__(self, next: Halves, service: Service, transactions: Transactions) -> None:
+        self.next, self._service, self._transactions = next, service, transactions
 
     async def store_halves(self, messages: Sequence[Message]) -> Sequence[tuple[str, int]]:
-        ids = list(await self._ask("prepare", tuple(messages)))
+        """The service calls `next`, by its `inner`."""
+        ids = list(await self._service.ask("prepare", tuple(messages)))
         if len(ids) != len(messages) or not all(isinstance(id, str) for id in ids):
-            raise self._broken("prepare", f"returned {len(ids)} ids for {len(messages)} halves")
-        return [(id, self.half_offset_of(id)) for id in ids]
+            raise self._service.broken("prepare", f"returned {len(ids)} ids for {len(messages)} halves")
+        return [(id, self._half_offset_of(id)) for id in ids]
 
-    def half_offset_of(self, id: str) -> int:
+    def _half_offset_of(self, id: str) -> int:
         """Of an id that the built-in service made, -1 of any other."""
         try:
-            return self._sealer.open(id).half_offset
+            return self._transactions.half_offset_of(id)
         except BadId:
             return -1
 
+
+class PluggedEnds:
+    def __init__(self, next: Ends, service: Service) -> None:
+        self.next, self._service = next, service
+
     async def end(self, ends: Sequence[EndRequest]) -> list[EndAnswer]:
-        """In order; neighbours with the same outcome in one call."""
+        """In order; neighbours with the same outcome in one call. UNKNOWN is no matter of the service."""
         answers: list[EndAnswer] = []
         for outcome, run in groupby(ends, key=lambda end: end.outcome):
             asked = list(run)
-            answers += await (self._settle(outcome, asked) if outcome in ("commit", "rollback") else self.end_inside(asked))
+            answers += await (self._settle(outcome, asked) if outcome in ("commit", "rollback") else self.next.end(asked))
         return answers
 
     async def _settle(self, outcome: str, ends: list[EndRequest]) -> list[EndAnswer]:
         said = [interfaces.End(end.id, end.group, end.from_check, end.remark) for end in ends]
-        answers = list(await self._ask(outcome, said))
+        answers = list(await self._service.ask(outcome, said))
         if len(answers) != len(ends) or not all(isinstance(answer, interfaces.Answer) for answer in answers):
-            raise self._broken(outcome, f"returned {len(answers)} answers for {len(ends)} ends")
+            raise self._service.broken(outcome, f"returned {len(answers)} answers for {len(ends)} ends")
         return [EndAnswer(answer.verdict, answer.reason, answer.state) for answer in answers]
+
+
+class PluggedPolls:
+    def __init__(self, next: Polls, service: Service, checks: Checks) -> None:
+        self.next, self._service, self._checks = next, service, checks
 
     @asynccontextmanager
     async def poll_checks(
@@ -186,70 +202,16 @@ class PluggedEdge(Edge):
         deadline_s, held = clock_s() + wait_s, _Held(passing_over)
         while True:
             left_s = max(deadline_s - clock_s(), 0.0)
-            async with super().poll_checks(group, member, max_requests, left_s, passing_over=held, via=via) as handover:
+            async with self.next.poll_checks(group, member, max_requests, left_s, passing_over=held, via=via) as handover:
                 if not handover.requests or await self._pass(handover, held) or not left_s:
                     yield handover
                     return
 
     async def _pass(self, handover: Handover, held: _Held) -> bool:
         """Ask the service which of the requests may go; the others are put back. Is any left?"""
-        requests = [public_request(request, self.id_of(request)) for request in handover.requests]
-        passed = {request.transaction_id for request in await self._ask("check", handover.group, handover.member, requests)}
+        requests = [public_request(request, self._checks.id_of(request)) for request in handover.requests]
+        passed = {request.transaction_id for request in await self._service.ask("check", handover.group, handover.member, requests)}
         rest = handover.keep([request.transaction_id in passed for request in requests])
         held.half_offsets.update(rest.half_offsets)
-        self.put_back(rest)
+        self._checks.put_back(rest)
         return bool(handover.requests)
-
-    async def _ask(self, method: str, *arguments: Any) -> Any:
-        """A call of the service. What the edge itself refused comes through as it is."""
-        try:
-            return await self.service_threads.call(getattr(self.service, method), *arguments)
-        except Refused as error:
-            raise RefusedByService(str(error)) from None
-        except (EdgeError, StoreError):
-            raise
-        except Exception as error:  # whatever it does
-            raise self._broken(method, f"{type(error).__name__}: {error}") from error
-
-    def _broken(self, method: str, what: str) -> ServiceFailed:
-        self.service_failures += 1
-        LOG.error("the transaction service that is plugged in: %s(): %s", method, what)
-        return ServiceFailed(f"the transaction service that is plugged in failed at {method}: its operator finds more in the log")
-
-
-class _ServicePart:
-    """Makes, opens and closes the plug-in with the edge."""
-
-    name = "transaction_service"
-
-    def __init__(self, edge: PluggedEdge) -> None:
-        self._edge = edge
-
-    async def open(self) -> None:
-        edge = self._edge
-        edge.service_threads = Threads("transaction service", SERVICE_THREADS)
-        try:
-            inner = InnerService(edge)
-            service: Any = await asyncio.to_thread(load_one, GROUP, edge.settings.plugins, edge.settings.store_dir, inner)
-            await edge.service_threads.call(service.open)
-            edge.service = service
-        except BrokenPlugin as error:
-            raise CannotStart(str(error)) from error
-        except Exception as error:  # whatever it does
-            raise CannotStart(f"plug-in ({GROUP}): open(): {type(error).__name__}: {error}") from error
-
-    def stop(self) -> None:
-        """Nothing runs by itself."""
-
-    async def close(self) -> None:
-        edge = self._edge
-        if edge.service is not None:
-            try:
-                await edge.service_threads.call(edge.service.close, timeout_s=5.0)
-            except Exception as error:  # whatever it does: the edge ends all the same
-                LOG.warning("plug-in (%s): close(): %s: %s", GROUP, type(error).__name__, error)
-            edge.service = None
-            edge.service_threads.close()
-
-    def figures(self) -> dict[str, Any]:
-        return {"failures": self._edge.service_failures}

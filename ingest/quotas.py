@@ -1,7 +1,7 @@
 """Quotas of producer groups: how fast, how many pending, how old. Halves and messages are refused before they queue; ends never.
 
-    with quotas.admit(messages, halves=True) as admitted:      # QuotaExceeded: 429, with the seconds after which to try again
-        await committer.prepare(messages, admitted.appended)
+    storing = Limited(committer, quotas)      # in front of what stores halves and messages
+    await storing.prepare(messages)           # QuotaExceeded: 429, with the seconds after which to try again
 
 Rate: a bucket that holds one second's worth and fills steadily. A request takes all it needs once the bucket holds as much, or is
 full: so a batch that is larger than the bucket passes too, and is paid for afterwards.
@@ -23,9 +23,9 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from escrow.settings import Settings
 from ingest.errors import QuotaExceeded
@@ -41,6 +41,10 @@ LOOK_S: Final = 1.0
 SHARE: Final = 0.05
 #: Buckets kept; beyond it, those that are full are forgotten, which changes nothing.
 BUCKETS_MAX: Final = 65_536
+H_co = TypeVar("H_co", covariant=True)
+M_co = TypeVar("M_co", covariant=True)
+H = TypeVar("H")
+M = TypeVar("M")
 
 
 @dataclass(slots=True)
@@ -53,12 +57,16 @@ class _Bucket:
         self.at_s = now_s
 
 
+class Releasing(Protocol):
+    def release(self, counts: dict[str, int]) -> None: ...
+
+
 class Admitted:
     """What was admitted and is on its way into the log. A context; `appended` is called when it has arrived, in any thread."""
 
     __slots__ = ("_counts", "_quotas")
 
-    def __init__(self, quotas: Quotas | None = None, counts: dict[str, int] | None = None) -> None:
+    def __init__(self, quotas: Releasing | None = None, counts: dict[str, int] | None = None) -> None:
         self._quotas, self._counts = quotas, counts
 
     def appended(self) -> None:
@@ -73,7 +81,79 @@ class Admitted:
         self.appended()
 
 
-_FREE: Final = Admitted()
+FREE: Final = Admitted()
+
+
+class Admitting(Protocol):
+    def admit(self, messages: Sequence[Message], *, halves: bool) -> Admitted:
+        """All of them or QuotaExceeded; FREE where nothing is counted."""
+
+
+class Storing(Protocol[H_co, M_co]):
+    """What stores halves and messages, and says where."""
+
+    def prepare(self, messages: Sequence[Message], appended: Callable[[], None] | None = None, /) -> Awaitable[H_co]: ...
+    def send(self, messages: Sequence[Message], /) -> Awaitable[M_co]: ...
+
+
+class Limited(Generic[H, M]):
+    """A wrapper: `next` stores what the quotas admit."""
+
+    def __init__(self, next: Storing[H, M], quotas: Admitting) -> None:
+        self.next, self._quotas = next, quotas
+
+    def prepare(self, messages: Sequence[Message], _appended: Callable[[], None] | None = None, /) -> Awaitable[H]:
+        admitted = self._quotas.admit(messages, halves=True)
+        if admitted is FREE:
+            return self.next.prepare(messages)
+        return self._prepare(messages, admitted)
+
+    async def _prepare(self, messages: Sequence[Message], admitted: Admitted) -> H:
+        with admitted:
+            stored = self.next.prepare(messages, admitted.appended)
+            del messages  # the committer lets go of them before the flush
+            return await stored
+
+    def send(self, messages: Sequence[Message], /) -> Awaitable[M]:
+        self._quotas.admit(messages, halves=False)
+        return self.next.send(messages)
+
+
+class Rates:
+    """A bucket for each group that has a rate."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, _Bucket] = {}
+        self.refused: Counter[str] = Counter()
+
+    def check(self, group: str, count: int, limits: Limits, now_s: float) -> None:
+        rate = limits.rate_max
+        if not rate:
+            self._buckets.pop(group, None)
+            return
+        bucket = self._buckets.get(group)
+        if bucket is None:
+            self._make_room(now_s)
+            bucket = self._buckets[group] = _Bucket(float(rate), now_s)
+        bucket.fill(rate, now_s)
+        missing = min(count, rate) - bucket.level
+        if missing > 0:
+            self.refuse("rate", f"group {group}: more than {rate} messages a second (groupRateMax)", missing / rate)
+
+    def _make_room(self, now_s: float) -> None:
+        if len(self._buckets) >= BUCKETS_MAX:
+            self._buckets = {group: bucket for group, bucket in self._buckets.items() if now_s - bucket.at_s < 10}
+
+    def take(self, counts: dict[str, int]) -> None:
+        """Once every group of a request has passed."""
+        for group, count in counts.items():
+            if bucket := self._buckets.get(group):
+                bucket.level -= count
+
+    def refuse(self, what: str, text: str, retry_after_s: float) -> None:
+        """Whatever the quota: counted here."""
+        self.refused[what] += 1
+        raise QuotaExceeded(f"{text}: try again in {max(retry_after_s, 0.001):.3g} s; ends are taken meanwhile", retry_after_s)
 
 
 class Quotas:
@@ -89,7 +169,7 @@ class Quotas:
     ) -> None:
         self._interval_s = settings.check_interval_ms / 1000
         self._groups, self._store, self._now_ms, self._clock_s = groups, store, now_ms, clock_s
-        self._buckets: dict[str, _Bucket] = {}
+        self._rates = Rates()
         self._on_the_way: Counter[str] = Counter()
         self._lock = threading.Lock()
         #: stored_at_s of the oldest pending half, by group_no: as last seen, and as limits go by (empty while there are none).
@@ -99,7 +179,6 @@ class Quotas:
         self._ages_lock = threading.Lock()
         self._looked_at_s = 0.0
         self._paces: dict[int, tuple[float, int, float]] = {}
-        self.refused: Counter[str] = Counter()
         self.look_s = 0.0
 
     # --- in the event loop ------------------------------------------------------------------------------------------------
@@ -107,7 +186,7 @@ class Quotas:
         """All of them or QuotaExceeded."""
         groups = self._groups.get()
         if not groups.any_limit:
-            return _FREE
+            return FREE
         counts = Counter(groups_of(messages))
         now_s = self._clock_s()
         for group, count in counts.items():
@@ -115,13 +194,11 @@ class Quotas:
             if halves:
                 self._check_pending(group, count, limits, now_s)
                 self._check_age(group, limits)
-            self._check_rate(group, count, limits, now_s)
-        for group, count in counts.items():
-            if bucket := self._buckets.get(group):
-                bucket.level -= count
+            self._rates.check(group, count, limits, now_s)
+        self._rates.take(counts)
         limited = {group: count for group, count in counts.items() if halves and groups.limits(group).pending_max}
         if not limited:
-            return _FREE
+            return FREE
         with self._lock:
             self._on_the_way.update(limited)
         return Admitted(self, limited)
@@ -134,24 +211,6 @@ class Quotas:
                 if not self._on_the_way[group]:
                     del self._on_the_way[group]
 
-    def _check_rate(self, group: str, count: int, limits: Limits, now_s: float) -> None:
-        rate = limits.rate_max
-        if not rate:
-            self._buckets.pop(group, None)
-            return
-        bucket = self._buckets.get(group)
-        if bucket is None:
-            self._make_room(now_s)
-            bucket = self._buckets[group] = _Bucket(float(rate), now_s)
-        bucket.fill(rate, now_s)
-        missing = min(count, rate) - bucket.level
-        if missing > 0:
-            self._refuse("rate", f"group {group}: more than {rate} messages a second (groupRateMax)", missing / rate)
-
-    def _make_room(self, now_s: float) -> None:
-        if len(self._buckets) >= BUCKETS_MAX:
-            self._buckets = {group: bucket for group, bucket in self._buckets.items() if now_s - bucket.at_s < 10}
-
     def _check_pending(self, group: str, count: int, limits: Limits, now_s: float) -> None:
         most, pending = limits.pending_max, self._store.pending
         group_no = self._store.dictionary.group_no(group)
@@ -160,7 +219,7 @@ class Quotas:
         have = self._on_the_way[group] + (pending.of(group_no) if group_no is not None else 0)
         if have + count > most:
             retry_after_s = self._until_ended(group_no, have + count - most, now_s)
-            self._refuse(
+            self._rates.refuse(
                 "pending", f"group {group}: {have} halves are pending, at most {most} may be (groupPendingMax)", retry_after_s
             )
 
@@ -184,11 +243,7 @@ class Quotas:
         if oldest_s != NEVER_S and age_ms > limits.pending_age_max_ms:
             allowed_s = limits.pending_age_max_ms / 1000
             text = f"group {group}: its oldest pending half is {age_ms // 1000} s old, at most {allowed_s:g} s are allowed"
-            self._refuse("pending_age", f"{text} (groupPendingAgeMax)", self._interval_s)
-
-    def _refuse(self, what: str, text: str, retry_after_s: float) -> None:
-        self.refused[what] += 1
-        raise QuotaExceeded(f"{text}: try again in {max(retry_after_s, 0.001):.3g} s; ends are taken meanwhile", retry_after_s)
+            self._rates.refuse("pending_age", f"{text} (groupPendingAgeMax)", self._interval_s)
 
     # --- what runs beside ---------------------------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -255,7 +310,7 @@ class Quotas:
         return {
             "pending_counted": self._store.pending.known,
             "pending": sum(self._store.pending.counts),
-            "refused": dict(self.refused),
+            "refused": dict(self._rates.refused),
             "age_look_s": round(self.look_s, 6),
             "groups_file_problem": self._groups.problem,
         }

@@ -32,11 +32,12 @@ from escrow.settings import PRIVATE_UMASK, Settings, SettingsError, from_argumen
 from ingest import tls
 from ingest.access import Access, check_listening
 from ingest.app import App, Route
-from ingest.core import HEARTBEAT_S, Edge
+from ingest.assembly import assemble, plugin_notices
+from ingest.capabilities import Capabilities
+from ingest.core import HEARTBEAT_S
 from ingest.door import Door
 from ingest.errors import CannotStart, EdgeError
 from ingest.figures import Figures
-from ingest.plugged import make_edge, plugin_notices
 from ingest.rocketmq.front import Front
 from ingest.room import Room, grpc_ports, make_room
 from ingest.routes import make_routes
@@ -81,13 +82,13 @@ def bind(settings: Settings, access: Access) -> socket.socket:
 class Endpoint:
     """Door, application and metrics over one edge."""
 
-    def __init__(self, edge: Edge, settings: Settings, access: Access, room: Room) -> None:
+    def __init__(self, edge: Capabilities, settings: Settings, access: Access, room: Room) -> None:
         self.edge = edge
         self.metrics = EdgeMetrics(CollectorRegistry(), self._look, self._look_at_files)
         self.app = App(edge, self._routes(settings), self._observe, access)
         self.door = Door(self.app, settings, room)
         self._figures = Figures(edge, self.door, self.app)
-        edge.observe_flush = self.metrics.flush_s.observe
+        edge.core.observe_flush = self.metrics.flush_s.observe
 
     def _look(self) -> Iterator[Figure]:
         return self._figures.look()
@@ -96,7 +97,8 @@ class Endpoint:
         return self._figures.files()
 
     def _routes(self, settings: Settings) -> tuple[Route, ...]:
-        return make_routes(self.metrics if settings.metrics_enabled else None, with_console=settings.console_enabled)
+        metrics = self.metrics if settings.metrics_enabled else None
+        return make_routes(metrics, self.edge.offers, with_console=settings.console_enabled)
 
     def _observe(self, route: Route | None, status: int, seconds: float) -> None:
         self.metrics.observe(route.operation if route is not None else "none", status, seconds)
@@ -107,7 +109,7 @@ class Endpoint:
             await asyncio.sleep(HEARTBEAT_S)
 
 
-def make_front(settings: Settings, access: Access, edge: Edge, connections_max: int) -> Front | None:
+def make_front(settings: Settings, access: Access, edge: Capabilities, connections_max: int) -> Front | None:
     """What serves RocketMQ's clients, as a part of the edge, where a port is set for them."""
     if not grpc_ports(settings):
         return None
@@ -124,26 +126,25 @@ async def serve(settings: Settings) -> int:
     access, context = Access(settings), tls.server_context(settings)
     room = make_room(settings)
     listening = bind(settings, access)  # 1
-    edge = make_edge(settings)
+    edge = assemble(settings)
     front = make_front(settings, access, edge, room.grpc)
     await edge.open(Telling() if settings.mode == "kafka" else no_progress)  # 2
     access.follow(lambda: edge.now_ms() / 1000)
-    if edge.auditor is not None:
-        await edge.auditor.tokens(access.tokens)
-        access.on_read = edge.auditor.tokens_read
+    await edge.offers.audit.tokens(access.tokens)
+    access.on_read = edge.offers.audit.tokens_read
     endpoint = Endpoint(edge, settings, access, room)
     if front is not None:
         front.service.observe = endpoint.metrics.observe_call
     await endpoint.door.open(listening, context)  # 3
     tune_collector()
     beside = [asyncio.create_task(work) for work in (endpoint.beat(), tls.Renewal(context, settings).watch())]
-    for notice in filter(None, (edge.notice, access.notice, tls.notice(settings), room.notice, *plugin_notices(settings))):
+    for notice in filter(None, (edge.core.notice, access.notice, tls.notice(settings), room.notice, *plugin_notices(settings))):
         say({"notice": notice})
     port = listening.getsockname()[1]
     say({"ready": True, "port": port, "url": url_of(settings, port), **(front.told() if front is not None else {})})
-    edge.failed.add_done_callback(lambda _: stopped.set())
+    edge.core.failed.add_done_callback(lambda _: stopped.set())
     await stopped.wait()  # 4
-    failure = edge.failed.result() if edge.failed.done() else ""
+    failure = edge.core.failed.result() if edge.core.failed.done() else ""
     if failure:
         complain(f"the store failed: {failure}")
     for task in beside:
@@ -191,8 +192,6 @@ def log_to(settings: Settings) -> None:
     )
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    # What clients do wrong is counted (escrow_connections_refused), not written down: they could fill the log.
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     logging.getLogger("grpc").setLevel(logging.CRITICAL)
 
 

@@ -87,6 +87,11 @@ class Settled:
         topics = self._topics
         return topics.catalogue.extent(queue_key) if topics is not None and topics.generation else _NOTHING
 
+    def extents(self) -> dict[int, tuple[int, int]]:
+        """`extent` of every topic queue of which something is settled, by queue key."""
+        topics = self._topics
+        return topics.catalogue.extents() if topics is not None and topics.generation else {}
+
     def entries(self, queue_key: int, first: int, stop: int) -> list[tuple[int, int, int]]:
         """(commit_log_offset, size_bytes, tags_code) of entries within the extent; none where the files are just changing."""
         if self._topics is None or stop <= first:

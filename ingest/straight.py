@@ -1,133 +1,97 @@
-"""The straight way through the door, for the operations that make up nearly all traffic: halves, messages and ends.
+"""Runs the application for each request.
 
-What ASGI needs for a request, a task and a handful of objects that pass events, is a tenth of what such a request costs
-(docs/performance.md). Here the application begins as soon as the body is there, in the same turn of the loop, and goes on when
-what it waits for has come: as asyncio's eager tasks do (Python 3.12), only that nothing can be cancelled and there is no current
-task. So it is for handlers that wait for plain futures and nothing else (`App.straight`).
-
-A request goes this way if its URL is one of these, all of it came in one piece, and nothing is being answered before it.
+A request begins when the bytes that arrived with its head have been read. Mostly it runs as a task. Halves, messages and ends
+make up nearly all traffic and wait for nothing but the committer's future: where their body is there, they run without a task
+(`_Steps`). They begin at once, in the same turn of the loop, and go on when the future is done: as eager tasks do, which asyncio
+has from Python 3.12 on. Such a request cannot be cancelled and has no current task; nothing else differs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final, Protocol
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
-
-from ingest.problems import Headers
+from ingest.large import LARGE_BYTES
+from ingest.request import Request
 
 LOG: Final = logging.getLogger("escrow.door")
 
 
-def rendered(status: int, default_headers: Headers, headers: Headers, content: bytes, *, keep_alive: bool) -> bytes:
-    """An answer in one piece. Headers are our own: lower case, and without line breaks."""
-    head = [STATUS_LINE[status]]
-    for name, value in default_headers:
-        head += (name, b": ", value, b"\r\n")
-    for name, value in headers:
-        head += (name, b": ", value, b"\r\n")
-    head.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
-    head.append(content)
-    return b"".join(head)
+class Application(Protocol):
+    """`paths`: URLs without names in them, which need no parsing. `straight`: paths whose handlers wait for plain futures only."""
+
+    @property
+    def paths(self) -> Mapping[bytes, str]: ...
+    @property
+    def straight(self) -> frozenset[str]: ...
+    def __call__(self, request: Request) -> Coroutine[Any, Any, None]: ...
 
 
-class _NoEvent:
-    """In the place of an event that nobody waits for."""
+class Runner:
+    """Of one application; `running` has what is under way."""
 
-    def set(self) -> None:
-        pass
+    def __init__(self, application: Application) -> None:
+        self._application = application
+        self.paths, self._straight = application.paths, application.straight
+        self.running: set[object] = set()
+        self._loop = asyncio.get_running_loop()
+        self._idle: asyncio.Future[None] | None = None
+
+    def begin(self, request: Request) -> None:
+        steps = self._application(request)
+        # A large body is decoded in a thread.
+        if request.path in self._straight and request.is_whole and request.buffered_bytes <= LARGE_BYTES:
+            _Steps(self, request, steps).go_on(None)
+        else:
+            task = self._loop.create_task(self._run(request, steps))
+            self.running.add(task)
+            task.add_done_callback(self.through)
+
+    async def _run(self, request: Request, steps: Coroutine[Any, Any, None]) -> None:
+        try:
+            await steps
+        except Exception:
+            LOG.exception("a request ended with an unexpected error")
+        finally:
+            if not request.answered:
+                request.fail()
+
+    def through(self, ended: object) -> None:
+        self.running.discard(ended)
+        if not self.running and self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    async def drained(self, within_s: float) -> None:
+        """Until nothing runs any more, or so long."""
+        if self.running:
+            self._idle = self._loop.create_future()
+            await asyncio.wait([self._idle], timeout=within_s)
 
 
-class Straight:
-    """One request. Has what uvicorn's connection wants of its cycles, and is `Whole` for the application."""
+class _Steps:
+    """A request that runs without a task."""
 
-    __slots__ = (
-        "_began",
-        "_content",
-        "_ended",
-        "_scope",
-        "_steps",
-        "default_headers",
-        "disconnected",
-        "keep_alive",
-        "more_body",
-        "on_response",
-        "response_complete",
-        "response_started",
-        "transport",
-        "waiting_for_100_continue",
-    )
-    message_event: Final = _NoEvent()
+    __slots__ = ("_request", "_runner", "_steps")
 
-    def __init__(
-        self,
-        scope: dict[str, Any],
-        transport: Any,
-        default_headers: list[tuple[bytes, bytes]],
-        keep_alive: bool,
-        on_response: Callable[[], None],
-    ) -> None:
-        self._scope: dict[str, Any] | None = scope
-        self.transport, self.default_headers = transport, default_headers
-        self.keep_alive, self.on_response = keep_alive, on_response
-        self._content, self.more_body = b"", True
-        self.disconnected = self.response_started = self.response_complete = self.waiting_for_100_continue = False
-        self._steps: Coroutine[Any, Any, None] | None = None
-        self._began: set[Straight] = set()
-        self._ended: asyncio.Future[None] | None = None
+    def __init__(self, runner: Runner, request: Request, steps: Coroutine[Any, Any, None]) -> None:
+        self._runner, self._request, self._steps = runner, request, steps
+        runner.running.add(self)
 
-    # --- the application's side ------------------------------------------------------------------------------------------------
-    def take(self) -> bytes:
-        content, self._content = self._content, b""
-        return content
-
-    def answer(self, status: int, headers: Headers, content: bytes) -> bool:
-        """Write the whole answer: one is small, and the connection's timer bounds how long it may wait to be taken."""
-        if self.disconnected:
-            return True
-        self.response_started = self.response_complete = True
-        self.transport.write(rendered(status, self.default_headers, headers, content, keep_alive=self.keep_alive))
-        if not self.keep_alive:
-            self.transport.close()
-        self.on_response()
-        return True
-
-    # --- the door's side ----------------------------------------------------------------------------------------------------------
-    def put(self, body: bytes) -> None:
-        """A piece of the body; mostly it is all of it."""
-        self._content = self._content + body if self._content else body
-
-    def run(self, application: Any, began: set[Straight]) -> None:
-        """The body is there: begin. It is among `began` until it is through."""
-        scope, self._scope = self._scope, None  # it knows us as `Whole`
-        self._steps, self._began = application(scope, None, None), began
-        began.add(self)
-        self._step(None)
-
-    def _step(self, _: asyncio.Future[Any] | None) -> None:
-        assert self._steps is not None
+    def go_on(self, _: object) -> None:
         try:
             awaited = self._steps.send(None)
         except StopIteration:
             self._through()
         except BaseException:
-            LOG.exception("a request ended with an error that nobody foresaw")
+            LOG.exception("a request ended with an unexpected error")
             self._through()
-            self.transport.close()
         else:
-            awaited._asyncio_future_blocking = False  # as a task does: it was asked for by `await`
-            awaited.add_done_callback(self._step)
+            awaited._asyncio_future_blocking = False  # as a task does (see asyncio.isfuture): `await` has set it
+            awaited.add_done_callback(self.go_on)
 
     def _through(self) -> None:
-        self._steps = None
-        self._began.discard(self)
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
-
-    def ended(self) -> asyncio.Future[None]:
-        """Done when the answer is written."""
-        self._ended = self._ended or asyncio.get_running_loop().create_future()
-        return self._ended
+        self._runner.through(self)
+        if not self._request.answered:
+            self._request.fail()

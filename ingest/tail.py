@@ -186,6 +186,16 @@ class Tail:
         run = self._runs.get(queue_key)
         return begin, end if run is None else run.end_from(end)
 
+    def extents(self) -> dict[int, tuple[int, int]]:
+        """`extent` of every topic queue that has anything, by queue key."""
+        if not self.settled.whole:
+            return {}
+        found = self.settled.extents()
+        for queue_key, run in self._runs.items():
+            begin, end = found.get(queue_key, (0, 0))
+            found[queue_key] = begin, run.end_from(end)
+        return found
+
     def entries(self, queue_key: int, first: int, stop: int) -> list[Entry]:
         """Entries first … stop - 1 within the extent; fewer where the files are just changing."""
         settled_end = self.settled.extent(queue_key)[1]

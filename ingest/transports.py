@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ingest import wire
 from ingest.breaker import Breaker
+from ingest.capabilities import Capabilities, EndRequest
 from ingest.checks import CheckRequest, Handover
-from ingest.core import Edge, EndRequest
 from ingest.errors import CannotStart, Closing, EdgeError
 from ingest.grants import Names
 from ingest.groups import Webhook
@@ -70,7 +70,7 @@ def public_request(request: CheckRequest, id: str) -> interfaces.CheckRequest:
 class Declined:
     """Halves that a courier has failed at in this round: it passes them over until the next one begins."""
 
-    def __init__(self, edge: Edge) -> None:
+    def __init__(self, edge: Capabilities) -> None:
         self._edge, self._round = edge, -1
         self._half_offsets: set[int] = set()
 
@@ -81,7 +81,7 @@ class Declined:
         self._half_offsets.update(half_offsets)
 
     def __contains__(self, half_offset: object) -> bool:
-        return half_offset in self._half_offsets and self._round == self._edge.check_round
+        return half_offset in self._half_offsets and self._round == self._edge.checks.check_round
 
 
 class Courier:
@@ -91,7 +91,7 @@ class Courier:
     batch = 1
     via = ""
 
-    def __init__(self, edge: Edge, group: str, member: str, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, edge: Capabilities, group: str, member: str, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._edge, self.group, self._member = edge, group, member
         self.breaker = Breaker(clock_s)
         self._declined = Declined(edge)
@@ -146,7 +146,7 @@ class Courier:
             return
         polled = AsyncExitStack()
         handover = await polled.enter_async_context(
-            self._edge.poll_checks(self.group, self._member, self.batch, POLL_S, passing_over=self._declined, via=self.via)
+            self._edge.polls.poll_checks(self.group, self._member, self.batch, POLL_S, passing_over=self._declined, via=self.via)
         )
         task = asyncio.get_running_loop().create_task(self._deliver(polled, handover))
         if handover.requests:
@@ -180,9 +180,9 @@ class Courier:
     async def _say(self, request: CheckRequest, verdict: Verdict) -> None:
         """The answer to a check, through the same door as everybody's."""
         self.unclear += bool(verdict.remark)
-        end = EndRequest(self.group, self._edge.id_of(request), verdict.outcome, True, verdict.remark)
+        end = EndRequest(self.group, self._edge.checks.id_of(request), verdict.outcome, True, verdict.remark)
         try:
-            await self._edge.end([end])
+            await self._edge.ends.end([end])
         except (EdgeError, StoreError) as error:  # it will be asked again
             self.answers_lost += 1
             self._note(f"the answer could not be recorded: {error}")
@@ -213,14 +213,14 @@ class WebhookCourier(Courier):
 
     via = "webhook"
 
-    def __init__(self, edge: Edge, client: WebhookClient, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, edge: Capabilities, client: WebhookClient, clock_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__(edge, client.group, f"webhook {client.shown}", clock_s)
         self.client, self.slots = client, client.webhook.concurrency
         self._verdicts: dict[int, Verdict] = {}
 
     async def hand_over(self, handover: Handover) -> None:
         (request,) = handover.requests
-        id = self._edge.id_of(request)
+        id = self._edge.checks.id_of(request)
         body = encode(self.group, request, id)
         for wait_s in (*BACKOFF_S, None):
             try:
@@ -236,7 +236,7 @@ class WebhookCourier(Courier):
             if wait_s is None or not failure.again or self._stopping:
                 raise failure
             await asyncio.sleep(wait_s * random.uniform(0.8, 1.2))
-            if not self._edge.still_asked(handover):
+            if not self._edge.checks.still_asked(handover):
                 raise failure
         raise AssertionError("the last attempt returns or raises")
 
@@ -255,12 +255,12 @@ class TransportCourier(Courier):
     via = "plug-in"
     slots, batch = PLUGIN_THREADS, PLUGIN_BATCH
 
-    def __init__(self, edge: Edge, group: str, plugin: Plugin) -> None:
+    def __init__(self, edge: Capabilities, group: str, plugin: Plugin) -> None:
         super().__init__(edge, group, f"plug-in {plugin.name}")
         self._plugin = plugin
 
     async def hand_over(self, handover: Handover) -> None:
-        requests = [public_request(request, self._edge.id_of(request)) for request in handover.requests]
+        requests = [public_request(request, self._edge.checks.id_of(request)) for request in handover.requests]
         try:
             flags = await self._plugin.threads.call(self._plugin.made.hand_over, requests, timeout_s=PLUGIN_TIMEOUT_S)
             good = [flag is True for flag in flags]
@@ -274,7 +274,7 @@ class TransportCourier(Courier):
             raise NotHandedOver("reached no member")
         rest = handover.keep(good)
         self._declined.add(rest.round_start, rest.half_offsets)
-        self._edge.put_back(rest)
+        self._edge.checks.put_back(rest)
 
 
 class ListenerCourier(Courier):
@@ -283,7 +283,7 @@ class ListenerCourier(Courier):
     via = "listener"
     slots = PLUGIN_THREADS
 
-    def __init__(self, edge: Edge, group: str, plugin: Plugin) -> None:
+    def __init__(self, edge: Capabilities, group: str, plugin: Plugin) -> None:
         super().__init__(edge, group, f"listener {plugin.name}")
         self._plugin = plugin
 
@@ -292,7 +292,7 @@ class ListenerCourier(Courier):
 
     async def answer(self, handover: Handover) -> None:
         (request,) = handover.requests
-        asked = public_request(request, self._edge.id_of(request))
+        asked = public_request(request, self._edge.checks.id_of(request))
         try:
             outcome = await self._plugin.threads.call(self._plugin.made.check, asked)
         except Exception as error:  # whatever it does
@@ -350,7 +350,7 @@ class Transports:
 
     name = "transports"
 
-    def __init__(self, edge: Edge) -> None:
+    def __init__(self, edge: Capabilities) -> None:
         self._edge = edge
         self._couriers: dict[tuple[str, str], Courier] = {}
         self._plugins: list[Plugin] = []
@@ -388,10 +388,10 @@ class Transports:
             await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> None:
-        await self._keep_webhooks(self._edge.groups.get().webhooks)
+        await self._keep_webhooks(self._edge.core.groups.get().webhooks)
         for plugin in self._plugins:
             make = TransportCourier if plugin.kind == "escrow.check_transports" else ListenerCourier
-            for group in [group for group in self._edge.known_groups() if group in plugin.groups]:
+            for group in [group for group in self._edge.checks.known_groups() if group in plugin.groups]:
                 if (plugin.kind + plugin.name, group) not in self._couriers:
                     self._add((plugin.kind + plugin.name, group), make(self._edge, group, plugin))
             await self._remove(

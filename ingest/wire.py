@@ -19,8 +19,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import astuple
 
 from ingest.auditing import Audited
+from ingest.capabilities import EndAnswer, EndRequest, JobState
 from ingest.checks import CheckRequest
-from ingest.core import EndAnswer, EndRequest, JobState
 from ingest.deliveries import DeadLetter, Delivery, shown_properties
 from ingest.errors import InvalidRequest, UnsupportedMedia
 from ingest.history import Inspected, Transaction

@@ -94,8 +94,12 @@ class Audit:
 
     def _note(self, payloads: list[bytes]) -> None:
         for payload in payloads:
-            said = json.loads(payload)
-            about = said.get("about")
+            try:
+                said = json.loads(payload)
+                about = said.get("about")
+            except (ValueError, AttributeError) as error:
+                reason = f"not an audit record ({error}): another file was put here. Put it back from a backup"
+                raise Corrupt(self._journal.path, self._end, reason) from error
             self._last[said.get("action", "")] = len(self._starts)
             if about is not None:
                 self._outcomes[about] = len(self._starts)

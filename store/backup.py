@@ -33,6 +33,7 @@ from store.errors import Corrupt, StoreUnusable
 from store.incarnations import INCARNATIONS, Lineage
 from store.job import CHECKPOINT as JOB_CHECKPOINT
 from store.job import JobStore
+from store.journals import CHECKPOINT_KEYS
 from store.manifest import MANIFEST, CopiedFile, Manifest, is_place
 from store.progress import Progress, no_progress
 from store.published import EDGE_MAGIC, PAGE_BYTES, EdgeSlot, PublishedPage
@@ -89,7 +90,7 @@ class _Noted:
     def __init__(self, directory: StoreDirectory) -> None:
         root = directory.root
         try:
-            checkpoint = disk.read_json(root / CHECKPOINT) or {}
+            checkpoint = disk.read_json(root / CHECKPOINT, CHECKPOINT_KEYS) or {}
         except Corrupt:  # the restore finds it all in the log, as the edge would
             checkpoint = {}
         page = PublishedPage(root / "edge.published", EDGE_MAGIC) if (root / "edge.published").exists() else None

@@ -24,6 +24,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
+from store.errors import Corrupt
 from store.journal import Journal
 
 NAME: Final = "consumers"
@@ -87,7 +88,11 @@ class Consumers:
         self.is_there: Callable[[int, int], bool] = lambda _queue_key, _edition: True
         self._written, self._count_from = 0, COMPACT_FROM
         for payload in self._journal.recover() if writable else self._journal.read_new():
-            self._learn(decode(payload))
+            try:
+                self._learn(decode(payload))
+            except (struct.error, ValueError) as error:
+                reason = f"not a consumer's record ({error}): another file was put here. Put it back from a backup"
+                raise Corrupt(path, 0, reason) from error
 
     def _learn(self, record: ConsumerRecord) -> None:
         self._written += 1

@@ -19,7 +19,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +59,9 @@ class _Table:
         size = path.stat().st_size
         if size < SLOT.size or size % SLOT.size or size & (size - 1):
             raise Corrupt(
-                path, size, "not a table of dedup keys (its size is no power of two): remove it, its keys are then forgotten"
+                path,
+                size,
+                "not a table of dedup keys (its size is no power of two): remove it, its keys are read again",
             )
         self._segment = Segment(path, 0, size, writable, writable)
         self.slots = len(self._segment.buffer) // SLOT.size
@@ -188,6 +190,17 @@ class Dedup:
             table = self._tables.pop(0)
             table.close()
             disk.remove(table.path, "dedup")
+
+    def extents(self) -> list[list[Any]]:
+        """What a checkpoint notes: name and number of keys of each table."""
+        return [[table.path.name, table.used] for table in self._tables]
+
+    def why_doubted(self, checkpoint: Mapping[str, Any]) -> str:
+        """Why keys may be lost; "" where none are. After a kill old tables may be gone, and the last may have grown."""
+        noted, found = checkpoint.get("dedup"), self.extents()
+        if not noted or (found == noted if checkpoint["clean"] else found and found[-1][0] >= noted[-1][0]):
+            return ""
+        return f"{self._directory}: a table of dedup keys is missing, or is not the one that was here"
 
     def flush(self) -> None:
         for table in self._tables:

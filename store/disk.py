@@ -19,7 +19,7 @@ import mmap
 import os
 import signal
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -141,6 +141,12 @@ def unusable(error: OSError, path: Path | str) -> StoreUnusable:
 
 
 def write(fd: int, data: bytes | bytearray | memoryview, offset: int, point: str, path: Path | str) -> None:
+    if _failpoints.point is None and _failpoints.passed is None:  # there may be very many small writes
+        try:
+            _write_all(fd, data, offset)
+        except OSError as error:
+            raise unusable(error, path) from error
+        return
     with step(f"{point}.write", path) as action:
         if action == "torn":
             os.pwrite(fd, memoryview(data)[: len(data) // 2], offset)
@@ -308,8 +314,9 @@ def write_json(path: Path, value: dict[str, Any], point: str) -> None:
     replace_file(path, text + b"\n%08x\n" % zlib.crc32(text), point)
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """What `write_json` wrote; None where there is no such file; Corrupt where it fails its CRC."""
+def read_json(path: Path, keys: Collection[str] = ()) -> dict[str, Any] | None:
+    """What `write_json` wrote; None where there is no such file; Corrupt where it fails its CRC, or lacks one of the keys: another
+    file was put in its place."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -325,6 +332,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
         raise Corrupt(path, 0, f"not JSON ({error})") from error
     if not isinstance(value, dict):
         raise Corrupt(path, 0, "not a JSON object")
+    if lacking := sorted(set(keys) - set(value)):
+        raise Corrupt(path, 0, f"has no {lacking[0]}: another file was put in its place")
     return value
 
 

@@ -819,6 +819,7 @@ class EdgeStore:
                     "half_begin": self.half_begin,
                     "positions": list(self.next_offset.items()),
                     "clean": clean,
+                    "dedup": self.dedup.extents(),
                     journals.KEY: journals.extents(self.directory.root, self.dictionary.extent, clean=clean),
                 }
             state["positions"].sort()  # there may be very many, and producers wait for the lock
@@ -902,7 +903,7 @@ class EdgeStore:
 def _checkpoint_of(root: Path) -> dict[str, Any] | None:
     """The checkpoint; None where there is none that can be read: recovery says so."""
     try:
-        return disk.read_json(root / CHECKPOINT)
+        return disk.read_json(root / CHECKPOINT, journals.CHECKPOINT_KEYS)
     except Corrupt:
         return None
 

@@ -55,9 +55,11 @@ class EdgeRecovery:
 def recover(edge: EdgeStore, progress: Progress) -> EdgeRecovery:
     """Steps 1 to 5."""
     recovery = EdgeRecovery()
+    if edge.log.file.is_cut_off():  # truth: before opening fills it with zeros
+        recovery.damage.append((0, 0, f"{edge.log.file.directory}: a file was cut off; what lay there reads as damage"))
     # 1
     state = _read_checkpoint(edge, recovery)
-    start, published = int(state["log_end"]), edge.page[EdgeSlot.LOG_END]
+    start, published = int(state["log_end"]), max(edge.page[EdgeSlot.LOG_END], int(state.get("durable_end", 0)))
     edge.half_end, edge.op_end = int(state["half_end"]), int(state["op_end"])
     edge.next_offset = {int(key): int(value) for key, value in state["positions"]}
     # The page is raised after the checkpoint has noted it: only where there is none does it know more.
@@ -88,21 +90,45 @@ def recover(edge: EdgeStore, progress: Progress) -> EdgeRecovery:
 
 def _read_checkpoint(edge: EdgeStore, recovery: EdgeRecovery) -> dict[str, Any]:
     try:
-        state = disk.read_json(edge.directory.root / CHECKPOINT)
+        state = disk.read_json(edge.directory.root / CHECKPOINT, journals.CHECKPOINT_KEYS)
     except Corrupt as error:
         recovery.damage.append((0, 0, str(error)))
         state = None
-    if state is not None:
-        for queue, end in ((edge.half_queue, state["half_end"]), (edge.op_queue, state["op_end"])):
-            if queue.file.end < end * ENTRY.itemsize:
-                recovery.damage.append(
-                    (0, 0, f"{queue.file.directory}: files are missing before entry {end}; made anew from the log")
-                )
-                state = None
-                break
+    fresh: dict[str, Any] = {"log_end": edge.log.file.begin, "half_end": 0, "op_end": 0, "positions": [], "clean": False}
     if state is None:
-        state = {"log_end": edge.log.file.begin, "half_end": 0, "op_end": 0, "positions": [], "clean": False}
-    return state
+        return fresh
+    doubts = [_queue_doubt(edge, edge.half_queue, int(state["half_end"]), int(state.get("half_begin", 0)))]
+    doubts += [_queue_doubt(edge, edge.op_queue, int(state["op_end"]), edge.op_queue.begin), edge.dedup.why_doubted(state)]
+    for queue, doubt in zip((edge.half_queue, edge.op_queue), doubts, strict=False):
+        if doubt:
+            queue.file.clear()
+    if not any(doubts):
+        return state
+    recovery.damage += [(0, 0, f"{doubt}; made anew from the log") for doubt in doubts if doubt]
+    kept: dict[str, Any] = {name: state[name] for name in ("positions", "half_begin") if name in state}
+    return {**fresh, **kept, "durable_end": int(state["log_end"])}
+
+
+def _queue_doubt(edge: EdgeStore, queue: ConsumeQueue, end: int, begin: int) -> str:
+    """Why a queue cannot be used as it is: its files are not all there in full, or are not in their places. "" where it can."""
+    file, width = queue.file, ENTRY.itemsize
+    if file.end < end * width or (begin < end and file.begin > begin * width):
+        return f"{file.directory}: files are missing before entry {end}"
+    if file.is_cut_off():
+        return f"{file.directory}: a file was cut off"
+    for start in file.starts():
+        number = start // width
+        if begin <= number < end and not _leads_home(edge, *queue.entry(number)[:2], number):
+            return f"{file.directory}: entry {number} leads to the frame of another one"
+    return ""
+
+
+def _leads_home(edge: EdgeStore, at: int, size: int, number: int) -> bool:
+    """Whether an entry leads to its own frame. Where it leads to none that is whole, whoever reads it is told."""
+    try:
+        return not size or edge.log.read(at, size).queue_offset == number
+    except (Corrupt, IndexError, ValueError):
+        return True
 
 
 def settled_ends(directory: StoreDirectory) -> dict[int, int]:

@@ -9,6 +9,7 @@ Writer: exactly one process, by pwrite(2). Readers: any process, by pread(2); a 
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left, bisect_right
 from pathlib import Path
 
@@ -150,3 +151,17 @@ class GrowingFile:
         if gone:
             self.refresh()
         return len(gone)
+
+
+def extent_of(directory: Path, segment_bytes: int) -> tuple[int, int]:
+    """(first offset, offset behind the last byte) that the files of a directory hold without a gap; (0, 0) where there is none. A
+    file that was cut off ends it."""
+    starts = list_segments(directory, segment_bytes)
+    for start in starts:
+        try:
+            size_bytes = os.stat(f"{directory}/{segment_name(start)}").st_size
+        except OSError as error:
+            raise disk.unusable(error, directory / segment_name(start)) from error
+        if size_bytes < segment_bytes:
+            return starts[0], start + size_bytes
+    return (starts[0], starts[-1] + segment_bytes) if starts else (0, 0)

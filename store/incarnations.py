@@ -50,7 +50,10 @@ class Lineage(NamedTuple):
     @staticmethod
     def read(root: Path, store_id: str) -> Lineage:
         path = root / INCARNATIONS
-        state = disk.read_json(path)
+        try:
+            state = disk.read_json(path)
+        except Corrupt as error:
+            raise Corrupt(path, error.offset, f"{error.reason}; put back a copy of it, from the backup say") from error
         if state is None:
             return Lineage(store_id)
         try:

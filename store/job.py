@@ -22,14 +22,13 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from store import dictionary, disk, redo_log
+from store import dictionary, disk, growing, redo_log
 from store.catalogue import Catalogue
 from store.columns import last_of_each
 from store.consume_queue import REASON_SHIFT, GrowingQueue, make_entries
@@ -46,6 +45,7 @@ from store.retention import Ledger
 from store.state_table import StateTable
 
 CHECKPOINT: Final = "job.checkpoint"
+_CHECKPOINT_KEYS: Final = ("generation", "redo_end", "marker", "ledger", "clean")
 #: Replaying this many entries takes well under two seconds.
 CHECKPOINT_ENTRIES: Final = 2_000_000
 _ROW_KINDS: Final = np.zeros(256, bool)
@@ -366,11 +366,22 @@ class JobStore:
         self.ledger.touch_rows(numbers[kinds != RedoKind.MESSAGE], marker.now_ms)
         # By queue, and within it by place: one sort, then a write for each run of places.
         order = last_of_each(positions)
-        positions, content = positions[order], memoryview(found[order].tobytes())
+        self._release_runs(positions[order], found[order])
+
+    def _release_runs(self, positions: Ints, entries: Array) -> None:
+        """Entries at ascending positions. There may be tens of thousands of queues: little is done for each of them."""
         starts = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
-        bounds = [*(starts * ENTRY.itemsize).tolist(), len(content)]
-        for position, (start, stop) in zip(positions[starts].tolist(), pairwise(bounds), strict=True):
-            self._release_to(queue_key_of(position), queue_offset_of(position), content[start:stop])
+        stops = np.append(starts[1:], len(positions))
+        keys, firsts = queue_key_of(positions[starts]), queue_offset_of(positions[starts])
+        # A replay: what lies before a queue's begin, retention has taken.
+        gone = np.clip(self.catalogue.begins(keys) - firsts, 0, stops - starts)
+        starts, firsts = starts + gone, firsts + gone
+        size, content, grown = ENTRY.itemsize, memoryview(entries.tobytes()), self._grown
+        for key, first, start, stop in zip(keys.tolist(), firsts.tolist(), starts.tolist(), stops.tolist(), strict=True):
+            if start < stop:
+                self._queue(topic_queue_name(*topic_of_key(key))).file.write(first * size, content[start * size : stop * size])
+                begin, end = grown.get(key, (first, 0))
+                grown[key] = begin, max(end, first + stop - start)
 
     def _op_entries(self, op_offsets: Ints) -> Array:
         """Entries of the op queue; holes where it no longer reaches back."""
@@ -381,24 +392,12 @@ class JobStore:
             found[there] = self.log.op_queue.read(first, int(op_offsets.max()) + 1)[op_offsets[there] - first]
         return found
 
-    def _release_to(self, queue_key: int, first: int, entries: memoryview) -> None:
-        """Entries of one queue, in consecutive places."""
-        begin, _ = self.catalogue.extent(queue_key)
-        if first < begin:  # a replay: retention has taken them
-            first, entries = begin, entries[(begin - first) * ENTRY.itemsize :]
-        if len(entries):
-            self._queue(topic_queue_name(*topic_of_key(queue_key))).file.write(first * ENTRY.itemsize, entries)
-            end = first + len(entries) // ENTRY.itemsize
-            self._ends[queue_key] = max(self._ends.get(queue_key, 0), end)
-            self._begins.setdefault(queue_key, first)
-
     def _queue(self, name: str) -> GrowingQueue:
         return self._queues.queue(name)
 
     def _extend_catalogue(self) -> None:
-        for queue_key, end in self._ends.items():
-            self.catalogue.extend(queue_key, self._begins.get(queue_key, 0), end)
-        self._ends.clear()
+        self.catalogue.extend_many(self._grown)
+        self._grown.clear()
 
     def _publish(self) -> None:
         marker, page = self.marker, self.page
@@ -561,7 +560,7 @@ class JobStore:
         """1 checkpoint · 2 replay the redo log behind it · 3 cut its torn tail · 4 validate, or rebuild · 5 compare with the
         log · 6 publish, and note it all in a new checkpoint."""
         try:
-            state = disk.read_json(self.directory.root / CHECKPOINT)
+            state = disk.read_json(self.directory.root / CHECKPOINT, _CHECKPOINT_KEYS)
             reason = "" if state else "there is no checkpoint"
         except Corrupt as error:
             state, reason = None, str(error)
@@ -602,8 +601,8 @@ class JobStore:
         self._queues = QueueFiles(self.root, shape.topic_queue_entries_per_file, writable=True)
         # Until recovery has flushed it all: whoever was here before may have died before the names of its files were durable.
         self._queues.doubtful = True
-        self._ends: dict[int, int] = {}
-        self._begins: dict[int, int] = {}
+        #: Queues that got entries: (where the first of them lies, the end), by queue key, until the catalogue has it.
+        self._grown: dict[int, tuple[int, int]] = {}
         #: The log's low-water mark by which queues were last looked through: only another one moves their begins.
         self._begins_for = -1
         self._unflushed = 0
@@ -620,16 +619,44 @@ class JobStore:
                 return f"the state table ends at row {self.table.allocated}, before the cursor {marker.half_cursor}"
             if start > self.redo.file.end:
                 return f"the redo log's files end at {self.redo.file.end}, before {start}"
-            if any(self.catalogue.extent(key)[1] < end for key, _, end in state.get("queues", [])):
-                return "the catalogue lacks a queue, or a queue's end, that the checkpoint knows"
+            noted = {int(key): (int(begin), int(end)) for key, begin, end in state.get("queues", [])}
+            if doubt := self._doubt_of_queues(noted):
+                return doubt
             self.table.count_pending()
             self._replay(start, marker.sequence, progress)
         except Corrupt as error:
             return str(error)
+        if doubt := self._doubt_of_catalogue(noted):
+            return doubt
         if self.page[JobSlot.SEQUENCE] > self.marker.sequence:
             return f"batch {self.page[JobSlot.SEQUENCE]} was applied, the redo log ends with {self.marker.sequence}"
         if self.table.pending != self.marker.pending:
             return f"{self.table.pending} rows are pending, {self.marker.pending} should be"
+        return ""
+
+    def _doubt_of_queues(self, noted: dict[int, tuple[int, int]]) -> str:
+        """Why the queues are not what the checkpoint knew, before anything is written to them; "" where they are: each of their
+        files is there and as long as what was written to it."""
+        extents = {topic_queue_name(*topic_of_key(key)): extent for key, extent in noted.items() if extent[0] < extent[1]}
+        if any(self.catalogue.extent(key)[1] < end for key, (_, end) in noted.items()):
+            return "the catalogue lacks a queue, or a queue's end, that the checkpoint knows"
+        extents |= {name: (0, end) for name in NUMBERED_QUEUES if (end := getattr(self.marker, f"{name}_end"))}
+        for name, (begin, end) in extents.items():
+            # Retention takes what lies before a begin, and of numbered queues what nobody needs: only their front may be gone.
+            first, reach = growing.extent_of(
+                self.root / name, self.directory.geometry.topic_queue_entries_per_file * ENTRY.itemsize
+            )
+            if reach < end * ENTRY.itemsize or (name not in NUMBERED_QUEUES and first > begin * ENTRY.itemsize):
+                return f"{self.root / name}: a file is missing or cut off before entry {end}"
+        return ""
+
+    def _doubt_of_catalogue(self, noted: dict[int, tuple[int, int]]) -> str:
+        """Why the catalogue cannot be right after the replay; "" where it can: no queue reaches further than was released to it."""
+        for key in self.catalogue.queue_keys():
+            known, extent = noted.get(key, (0, 0)), self.catalogue.extent(key)
+            end = max(known[1], self._grown.get(key, (0, 0))[1])
+            if extent[1] > end or not 0 <= extent[0] <= extent[1] or (self.recovery.clean and noted and extent != known):
+                return f"{self.root / 'catalogue'}: queue {key} is {extent}, the redo log ends it at {end}"
         return ""
 
     def _replay(self, start: int, sequence: int | None, progress: Progress) -> None:

@@ -12,11 +12,14 @@ from typing import Any, Final
 
 from store import audit, consumers, dictionary, disk, journal
 from store.errors import Corrupt
+from store.incarnations import INCARNATIONS
 
 #: Those that nothing can tell again.
 TRUTH: Final = (consumers.NAME, audit.NAME)
 KEY: Final = "journals"
 CHECKPOINT: Final = "edge.checkpoint"
+#: Every edge.checkpoint has these.
+CHECKPOINT_KEYS: Final = ("log_end", "half_end", "op_end", "positions", "clean")
 
 
 def extents(root: Path, names: tuple[int, int], *, clean: bool) -> dict[str, list[int] | None]:
@@ -25,6 +28,8 @@ def extents(root: Path, names: tuple[int, int], *, clean: bool) -> dict[str, lis
     for name in TRUTH:
         if (root / name).exists():
             noted[name] = _extent(root / name) if clean else None
+    if (root / INCARNATIONS).exists():
+        noted[INCARNATIONS] = None
     return noted
 
 
@@ -54,12 +59,14 @@ def check(root: Path, checkpoint: dict[str, Any] | None) -> None:
     """Refuse what `problems` finds."""
     for problem in problems(root, checkpoint).values():
         raise problem
+    if INCARNATIONS in ((checkpoint or {}).get(KEY) or {}) and not (root / INCARNATIONS).exists():
+        raise Corrupt(root / INCARNATIONS, 0, "is missing: ids of before the restore would be refused. Put it back from a backup")
 
 
 def check_one(root: Path, name: str) -> None:
     """Refuse this journal if `problems` finds something, by the checkpoint that lies there; also beside a running edge."""
     try:
-        checkpoint = disk.read_json(root / CHECKPOINT)
+        checkpoint = disk.read_json(root / CHECKPOINT, CHECKPOINT_KEYS)
     except Corrupt:  # `escrow store verify` is about damage of the checkpoint
         checkpoint = None
     problem = problems(root, checkpoint).get(name)

@@ -22,7 +22,7 @@ def repair(path: Path) -> dict[str, dict[str, Any]]:
     StoreDirectory(path)
     with Lock(path / "edge.lock", "the edge of this store"):
         try:
-            checkpoint = disk.read_json(path / CHECKPOINT)
+            checkpoint = disk.read_json(path / CHECKPOINT, journals.CHECKPOINT_KEYS)
         except Corrupt:
             checkpoint = None
         found = journals.problems(path, checkpoint)

@@ -215,6 +215,16 @@ class SegmentedFile:
                 disk.cut(segment.fd, max(0, offset - start), self.segment_bytes, self.point, segment.path)
         self.refresh()
 
+    def clear(self) -> None:
+        """Recovery: remove every segment; what was here is made anew."""
+        for start in self._starts:
+            self._drop(start)
+        self.refresh()
+
+    def is_cut_off(self) -> bool:
+        """Whether a file is shorter than a segment, before it was opened (which fills it with zeros)."""
+        return any(os.stat(self.directory / segment_name(start)).st_size < self.segment_bytes for start in self._starts)
+
     def remove_before(self, offset: int) -> int:
         """Retention: remove whole segments that end at or before `offset`; the last one stays. Returns how many went."""
         keep_from = bisect_right(self._starts, offset - self.segment_bytes)

@@ -64,7 +64,7 @@ class ShardStore:
         self.root, self._rows_per_file, self._checkpoint_entries = root, rows_per_file, checkpoint_entries
         self._lock = Lock(root / "shard.lock", "the settling job of this shard")
         try:
-            self._open(disk.read_json(root / CHECKPOINT))
+            self._open(disk.read_json(root / CHECKPOINT, ("marker",)))
         except Corrupt:
             self._open(None)
         except BaseException:

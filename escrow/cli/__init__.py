@@ -66,7 +66,7 @@ COMMANDS: tuple[Command, ...] = (
 )  # fmt: skip
 
 # Third-party modules that come with the server extra. A command that misses one of them needs that extra.
-SERVER_MODULES = frozenset({"httptools", "httpx", "msgspec", "numpy", "prometheus_client", "pyarrow", "pyspark", "uvicorn"})
+SERVER_MODULES = frozenset({"httptools", "httpx", "msgspec", "numpy", "prometheus_client", "pyarrow", "pyspark", "uvloop"})
 
 DESCRIPTION = """\
 Escrow holds a message until its producer's local transaction is decided.

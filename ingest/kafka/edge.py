@@ -1,10 +1,10 @@
-"""The edge in Kafka mode: the same requests and the same answers as `ingest.core`, over topics (docs/kafka.md).
+"""The edge in Kafka mode: the same requests and the same answers as of the embedded edge, over topics (docs/kafka.md).
 
     halves     to the half topic; the id is made of the place that Kafka answers
     ends       to the op topic; answered when this endpoint has read its own record back: the order of the partition decides
     messages   to their real topic
     checks     from the check topic to polls, webhooks and plug-ins
-    consumers  read the real topics from Kafka; what needs the embedded store says so (`NotInKafkaMode`)
+    consumers  read the real topics from Kafka; what needs the embedded store is not offered (`ABSENT` says where to look)
 
 Nothing in the data directory is truth but the keys, and those may come from the environment: endpoints can be started, doubled and
 thrown away. While Kafka is out of reach everything is refused with 503 and Retry-After; what was acknowledged is in Kafka.
@@ -15,23 +15,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from confluent_kafka import KafkaException
 
 from escrow.clock import Clock
 from escrow.settings import Settings
 from ingest import groups
-from ingest.auditing import Audited
+from ingest.capabilities import OUTCOMES, EndAnswer, EndRequest, JobState, Offers, answer_of
 from ingest.checks import CheckRequest, Handover, Member
-from ingest.consumption import Consumption
-from ingest.core import OUTCOMES, Edge, EndAnswer, EndRequest, JobState, answer_of
-from ingest.deliveries import Delivery
-from ingest.errors import BadId, CannotStart, EdgeError, InvalidRequest, KafkaUnreachable, NotInKafkaMode, TransactionsRejected
-from ingest.history import Inspected, Transaction
+from ingest.errors import BadId, CannotStart, EdgeError, InvalidRequest, KafkaUnreachable, NotInKafkaMode
+from ingest.history import Transaction
 from ingest.ids import load_keys
 from ingest.kafka.checks import KafkaChecks
 from ingest.kafka.dedup import SendOnce
@@ -44,43 +41,60 @@ from ingest.kafka.quotas import RateQuotas
 from ingest.kafka.sealing import PlaceSealer, place_in
 from ingest.kafka.writer import LOOK_TIMEOUT_S, Reach, Record, Writer
 from ingest.operator import KIND_OF, RESULTS, Action, Done, Result
-from ingest.topics import Wanted
+from ingest.parts import Gate, Loops, Parts, guarded_clock
+from ingest.quotas import Limited
 from sinks.errors import KafkaUnfit
 from sinks.kafka.clients import Connection, ensure_topics
 from sinks.kafka.contract import Topics, op_headers
 from store.ends import Answer, Verdict, judge
 from store.errors import InvalidRecord, StoreUnusable
 from store.frames import PGROUP, Message
+from store.guarded_clock import GuardedClock
 from store.progress import Progress, no_progress
 from store.records import OpKind, Via
-from store.removal import Removal
 
 AGAIN_S: Final = 1.0
 CATCH_UP_S: Final = 1.0
 REMARK_MAX: Final = 1024
-CONSUME: Final = (
-    "consume the topic from Kafka, with isolation.level=read_committed: in Kafka mode this endpoint hands nothing to consumers"
-)
-OPERATE: Final = (
-    "this list is the embedded store's; in Kafka mode look at the metrics, at GET /v1/transactions/{id} and at the topics"
-)
+#: Where to look for what this mode does not offer, by capability.
+ABSENT: Final = {
+    "consuming": (
+        "consume the topic from Kafka, with isolation.level=read_committed: in Kafka mode this endpoint hands nothing to consumers"
+    ),
+    "operating": (
+        "this list is the embedded store's; in Kafka mode look at the metrics, at GET /v1/transactions/{id} and at the topics"
+    ),
+    "audit": "in Kafka mode the op topic is the audit: what operators did bears escrow-via: operator",
+    "create_topic": "topics are Kafka's here: make them there (kafka-topics.sh --create)",
+    "remove_topics": "topics are Kafka's here: delete them there (kafka-topics.sh --delete)",
+}
 
 
-class KafkaEdge(Edge):
+class KafkaEdge:
     """One edge over Kafka. Made, used and closed in one event loop."""
 
+    clock: GuardedClock
+    waits_plainly = False
+
     def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
-        super().__init__(settings, clock=clock)
+        self.settings, self._source, self.notice = settings, clock, ""
         self.topics = Topics(**settings.kafka_topics())
         self._connection = Connection(**settings.kafka_values())
+        self._gate, self._loops = Gate(settings), Loops(self._fail)
+        #: What was put on the edge (`ingest.assembly`), which opens it; closed before the edge.
+        self.parts = Parts()
+        #: Kafka flushes: never called.
+        self.observe_flush: Callable[[float], None] | None = None
         self._counters: Counter[str] = Counter()
         self._answers: Counter[str] = Counter()
         self._known_groups: set[str] = set()
+        #: Ends whose id was never issued, or for another group: refused before they reach the log.
+        self.ends_refused = 0
         self._open = False
 
     # --- opening and closing -------------------------------------------------------------------------------------------------
     async def open(self, progress: Progress = no_progress) -> None:
-        """1 the topics, as soon as Kafka answers · 2 the keys · 3 who writes and who follows · 4 the ops so far · 5 parts."""
+        """1 the topics, as soon as Kafka answers · 2 the keys · 3 who writes and who follows · 4 the ops so far."""
         self.groups = groups.watch(self.settings)  # before anything is touched: it may be unusable
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         await self._until_reached(self._ensure_topics)  # 1
@@ -91,11 +105,12 @@ class KafkaEdge(Edge):
         self._open = True
         try:
             await self._catch_up(progress)  # 4
-            for part in self.parts:  # 5
-                await part.open()
         except BaseException:
             await self.close()
             raise
+
+    def offers(self) -> Offers:
+        return Offers(absent=ABSENT)
 
     async def _until_reached(self, procedure: Callable[[], None]) -> None:
         """Kafka may come up after us: it has as long as we have."""
@@ -125,7 +140,7 @@ class KafkaEdge(Edge):
 
     def _open_rest(self) -> None:
         settings, connection = self.settings, self._connection
-        self._start_clock(None)  # an endpoint has no disk of its own
+        self.clock = guarded_clock(settings, self._source, None)  # an endpoint has no disk of its own
         self.started_at_ms = self._now_ms()
         self._reach = Reach(self._look)
         # Ends have a producer of their own: they never wait behind halves.
@@ -140,7 +155,8 @@ class KafkaEdge(Edge):
         self._ends.start()
         self._kafka_histories = KafkaHistories(connection, self.topics, self._place_sealer, self._ends)
         self._send_once = SendOnce(settings.store_dir / "kafka-dedup", -(-settings.dedup_window_ms // 1000))
-        self.quotas = quotas = RateQuotas(settings, self.groups, self._now_ms)
+        self.quotas = quotas = RateQuotas(settings, self.groups)
+        self._storing = Limited(Storing(self), quotas)
         self.notice = "; ".join(filter(None, (self.notice, quotas.notice)))
         self._kafka_checks = KafkaChecks(
             connection, self.topics.check, settings.kafka_check_group_prefix, self._has_ended, self._now_ms,
@@ -148,7 +164,7 @@ class KafkaEdge(Edge):
         )  # fmt: skip
         self._job = JobWatch(connection.admin(), settings.kafka_lease_group)
         for loop_of in (self._reach.run, self._kafka_checks.run, self._job.run):
-            self._start(loop_of())
+            self._loops.start(loop_of())
 
     def _look(self) -> str:
         """In a thread: why Kafka does not answer, or "". By a new client: one that has nothing to send does not connect anew."""
@@ -184,79 +200,47 @@ class KafkaEdge(Edge):
         if not self._failed.done():
             self._failed.set_result(reason)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not self._closing:
-            self._fail(f"{type(error).__name__}: {error}")
-
     @property
     def failed(self) -> asyncio.Future[str]:
         return self._failed
 
     def stop(self) -> None:
-        for part in self.parts:
-            part.stop()
-        self._closing = True
+        self.parts.stop()
+        self._gate.closing = True
+        self._loops.stop()
         if self._open:
             self._kafka_checks.stop()
 
     async def close(self) -> None:
         """What was accepted is given a moment to be acknowledged by Kafka."""
         self.stop()
-        for part in reversed(self.parts):
-            await part.close()
+        await self.parts.close()
         if not self._open:
             return
         await self._halves.close()
         await self._ops.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._loops.close()
         await self._kafka_checks.close()
         await self._ends.close()
         await asyncio.to_thread(self._kafka_histories.close)
         self._send_once.close()
 
-    # --- what the embedded store has and Kafka mode has not ---------------------------------------------------------------------
-    def __getattr__(self, name: str) -> NoReturn:
-        """Only for names that are not there: those of the embedded edge's parts."""
-        if name in ("store", "listings", "overview"):
-            raise NotInKafkaMode(OPERATE)
-        raise AttributeError(name)
-
-    @property
-    def consumption(self) -> Consumption:
-        raise NotInKafkaMode(CONSUME)
-
-    def transaction_id_of(self, _delivery: Delivery) -> str | None:
-        raise NotInKafkaMode(CONSUME)
-
-    async def inspect(self, _id: str) -> Inspected:
-        raise NotInKafkaMode(OPERATE)
-
-    async def create_topic(self, topic: str, queues: int | None) -> tuple[int, bool]:
-        raise NotInKafkaMode("topics are Kafka's here: make them there (kafka-topics.sh --create)")
-
-    async def remove_topics(self, wanted: Wanted) -> Removal:
-        raise NotInKafkaMode("topics are Kafka's here: delete them there (kafka-topics.sh --delete)")
-
-    async def audited(self, limit: int, before: int | None = None) -> tuple[list[Audited], int | None]:
-        raise NotInKafkaMode("in Kafka mode the op topic is the audit: what operators did bears escrow-via: operator")
+    def _now_ms(self) -> int:
+        return self.clock.now_ms()
 
     # --- halves and messages -------------------------------------------------------------------------------------------------
     async def store_halves(self, messages: Sequence[Message]) -> Sequence[tuple[str, int]]:
         """(transaction id, half_offset) of each, once Kafka has them all."""
-        self._refuse_if_standby("halves")
-        if self.settings.reject_transactions:
-            raise TransactionsRejected(
-                "halves are refused here (rejectTransactionMessage = true): send them elsewhere, or set it to false"
-            )
+        self._gate.require_halves()
         await self._check_messages(messages)
-        with self.quotas.admit(messages, halves=True):
-            places = await self._send_once.store(messages, self._now_ms() // 1000, self._write_halves)
+        places = await self._storing.prepare(messages)
         self._known_groups.update(message.group for message in messages)
         seal = self._place_sealer.seal
         return [(seal(place, message.group), place.half_offset) for place, message in zip(places, messages, strict=True)]
+
+    async def write_once(self, messages: Sequence[Message]) -> list[Place]:
+        """Halves whose dedup key was seen lately are not written again."""
+        return await self._send_once.store(messages, self._now_ms() // 1000, self._write_halves)
 
     async def _write_halves(self, messages: Sequence[Message]) -> list[Place]:
         now_ms = self._now_ms()
@@ -266,9 +250,11 @@ class KafkaEdge(Edge):
 
     async def send(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
         """(partition, offset) of each in its real topic."""
-        self._refuse_if_standby("messages")
+        self._gate.require_master("messages")
         await self._check_messages(messages)
-        self.quotas.admit(messages, halves=False)
+        return await self._storing.send(messages)
+
+    async def write_messages(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
         now_ms = self._now_ms()
         places = await self._halves.write([message_record(message, now_ms) for message in messages])
         self._counters["messages"] += len(places)
@@ -276,7 +262,7 @@ class KafkaEdge(Edge):
 
     async def _check_messages(self, messages: Sequence[Message]) -> None:
         """Size, topic and right are looked at now: a half that is taken can be released later."""
-        self._check_count(messages, "messages")
+        self._gate.check_count(messages, "messages")
         self._reach.require()
         half = await self._real_topics.look_at(self.topics.half)
         for number, message in enumerate(messages):
@@ -294,8 +280,8 @@ class KafkaEdge(Edge):
     # --- ends ----------------------------------------------------------------------------------------------------------------
     async def end(self, ends: Sequence[EndRequest]) -> list[EndAnswer]:
         """An answer for each, in order. Final: what the op partition says at the place of this end."""
-        self._refuse_if_standby("ends")
-        self._check_count(ends, "ends")
+        self._gate.require_master("ends")
+        self._gate.check_count(ends, "ends")
         opened = [self._to_op(end) for end in ends]
         answers = iter(await self._say([each for each in opened if not isinstance(each, EndAnswer)]))
         told = [each if isinstance(each, EndAnswer) else answer_of(next(answers)) for each in opened]
@@ -334,7 +320,7 @@ class KafkaEdge(Edge):
         try:
             records = [ops[number][2]._replace(key=key) for number, (key, _) in zip(open_, expected, strict=True)]  # type: ignore[union-attr]
             async with asyncio.timeout(self.settings.request_timeout_ms / 1000):
-                await self._ops.write(records)  # 2
+                self._ends.read_to(await self._ops.write(records))  # 2
                 for number, (_, future) in zip(open_, expected, strict=True):  # 3
                     answers[number] = await future
         except TimeoutError:
@@ -351,10 +337,10 @@ class KafkaEdge(Edge):
     # --- operators -----------------------------------------------------------------------------------------------------------
     async def act(self, action: Action) -> Done:
         """Commit, roll back or resume by ids. The op records are the audit: they bear `escrow-via: operator` and who and why."""
-        self._refuse_if_standby("actions")
+        self._gate.require_master("actions")
         if action.filter is not None or action.action not in KIND_OF:
             raise NotInKafkaMode(f"{action.action}: {'a filter' if action.filter else 'this'} needs the embedded store: name ids")
-        self._check_count(action.ids, "ids")
+        self._gate.check_count(action.ids, "ids")
         remark = f"{action.who}: {action.reason}"[:REMARK_MAX]
         results, counts = list[Result](), Counter[str]()
         for id in action.ids:
@@ -393,7 +379,7 @@ class KafkaEdge(Edge):
         via: str = "poll",
     ) -> AsyncIterator[Handover]:
         """As in the embedded edge; the job has counted the request when it wrote it."""
-        max_requests, wait_s = self._check_poll(member, max_requests, wait_s)
+        max_requests, wait_s = self._gate.check_poll(member, max_requests, wait_s)
         max_bytes = self.settings.max_request_bytes // 2
         handover = await self._kafka_checks.poll(group, member, max_requests, max_bytes, wait_s, passing_over=passing_over, via=via)
         try:
@@ -415,6 +401,9 @@ class KafkaEdge(Edge):
     def check_round(self) -> int:
         return self._kafka_checks.round_no
 
+    def present(self, _group: str, _member: str, _via: str) -> None:
+        """Its polls say so: here a group needs no number first."""
+
     def members(self, group: str) -> list[Member]:
         return self._kafka_checks.members(group)
 
@@ -424,6 +413,18 @@ class KafkaEdge(Edge):
     def known_groups(self) -> Sequence[str]:
         """Groups that sent halves here since the start."""
         return sorted(self._known_groups)
+
+    def knows_group(self, group: str) -> bool:
+        return group in self._known_groups
+
+    def half_offset_of(self, id: str) -> int:
+        return place_in(id).half_offset
+
+    def properties_of(self, id: str) -> Mapping[str, str]:
+        try:
+            return self._kafka_histories.properties_of(id)
+        except (BadId, KafkaException):
+            return {}
 
     def id_of(self, request: CheckRequest) -> str:
         return self._place_sealer.seal(Place.of(request.half_offset), request.frame.properties[PGROUP])
@@ -456,7 +457,7 @@ class KafkaEdge(Edge):
                 "ops_read": dict(self._ends.counts),
                 "checkpoints": self._ends.checkpoints(),
             },
-            **{part.name: part.figures() for part in self.parts},
+            **self.parts.figures(),
             "trouble": trouble,
             "healthy": not trouble and not self.failed.done(),
         }
@@ -469,3 +470,16 @@ class KafkaEdge(Edge):
             return await asyncio.to_thread(self._kafka_histories.of, id)
         except KafkaException as error:
             raise self._unreachable(error) from error
+
+
+class Storing:
+    """Writes halves and messages that were looked at, and admitted."""
+
+    def __init__(self, edge: KafkaEdge) -> None:
+        self._edge = edge
+
+    async def prepare(self, messages: Sequence[Message], _appended: Callable[[], None] | None = None) -> list[Place]:
+        return await self._edge.write_once(messages)
+
+    async def send(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
+        return await self._edge.write_messages(messages)

@@ -34,6 +34,16 @@ class Ends:
         chunk[half_offset & (CHUNK - 1)] = value
         self._changed.add(number)
 
+    def first(self, half_offset: int, value: int) -> bool:
+        """Set it where it is open; False where it is not, or that cannot be told here (`has`)."""
+        number, at = half_offset >> CHUNK_BITS, half_offset & (CHUNK - 1)
+        chunk = self._chunks.get(number)
+        if self._through or chunk is None or chunk[at]:
+            return False
+        chunk[at] = value
+        self._changed.add(number)
+        return True
+
     def has(self, half_offset: int, op_offset: int) -> bool:
         """Whether this op about this half is in the table already."""
         return bool(self._through) and op_offset < self._through.get(half_offset >> CHUNK_BITS, 0)

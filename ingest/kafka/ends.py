@@ -8,6 +8,10 @@ Own records are known by their key: 8 bytes that this process chose at its start
 kafkaCheckpointInterval they are written to the ends topic (checkpoints.py), and a start goes on from there (beginning.py): it reads
 the ops since, not all of them. Ends of halves that are gone from the half topic are let go.
 
+Most ops are ends that other endpoints took. Following them must cost little, or a second endpoint would add nothing: they are
+read by a short way (`ops.read_sealed`), and gathered: the next reading waits for GATHER_S, unless an own record is in Kafka and
+was not read yet.
+
 An op that names a group counts if that is the half's: an endpoint's op shows it by its sealed id; for any other one the half is
 looked up. Where that cannot be done now (the half is behind an open transaction of somebody else, or its partition does not
 answer), the op waits, and everything behind it about the same half; other halves go on: how one ends does not depend on another.
@@ -33,7 +37,7 @@ from ingest.kafka.beginning import Beginner, Beginning, Gap
 from ingest.kafka.checkpoints import Saver, Snapshot
 from ingest.kafka.ended import Ends
 from ingest.kafka.halves import Reader, reading
-from ingest.kafka.ops import Op, headers_of, read_op
+from ingest.kafka.ops import Op, headers_of, read_op, read_sealed
 from ingest.kafka.places import Place
 from ingest.kafka.sealing import PlaceSealer
 from sinks.kafka.clients import Connection, bounds_of, end_watcher
@@ -42,6 +46,8 @@ from store.ends import OPEN, Answer, Verdict, byte_after, judge
 from store.records import OpKind
 
 POLL_S: Final = 0.2
+#: How long ops of others may lie unread once some were read; an own one is read at once.
+GATHER_S: Final = 0.02
 ASK_S: Final = 5.0
 #: The same where the others wait meanwhile.
 GLANCE_S: Final = 1.0
@@ -54,8 +60,13 @@ _AT_ONCE: Final = 4096
 _TOKEN_BYTES: Final = 8
 #: A checkpoint comes early after so many ops: a start that reads them all gets on by it, even if it is broken off.
 CHECKPOINT_OPS: Final = 500_000
+#: How often it is looked whether one is due.
+DUE_S: Final = 0.1
 #: At the end, for the last checkpoint.
 CLOSE_S: Final = 5.0
+#: What the first end of a half is answered, and what becomes of its byte.
+_FIRST: Final = {kind: judge(kind, OPEN) for kind in (OpKind.COMMIT, OpKind.ROLLBACK)}
+_FIRST_BYTE: Final = {kind: byte_after(kind, OPEN) for kind in _FIRST}
 LOG: Final = logging.getLogger("escrow.edge")
 
 
@@ -74,6 +85,9 @@ class Unjudged:
     @property
     def count(self) -> int:
         return len(self._waiting)
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
 
     @property
     def partitions(self) -> set[int]:
@@ -141,6 +155,9 @@ class OpFollower:
         self._half_ends: dict[int, int] = {}
         self._unjudged = Unjudged()
         self._behind: dict[int, int] = {}  # partition: where it ended when we began
+        self._wanted: dict[int, int] = {}  # partition: own records lie below this offset
+        self._due = threading.Event()
+        self._gathering = False
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._number = 0
         self._waiters: dict[int, asyncio.Future[Answer]] = {}
@@ -167,6 +184,13 @@ class OpFollower:
         self._waiters[number] = future
         future.add_done_callback(lambda _: self._waiters.pop(number, None))
         return self._token + number.to_bytes(8, "big"), future
+
+    def read_to(self, places: Iterable[tuple[int, int]]) -> None:
+        """Own records are in Kafka, there: they are read now, with all that lies before them."""
+        for partition, offset in places:
+            if offset >= self._wanted.get(partition, 0):
+                self._wanted[partition] = offset + 1
+        self._due.set()
 
     @property
     def partitions(self) -> int:
@@ -216,13 +240,16 @@ class OpFollower:
 
     # --- in the thread ----------------------------------------------------------------------------------------------------
     def _run(self) -> None:
-        looked_s = -LOOK_S
+        looked_s = due_s = -LOOK_S
         while not self._stopping.is_set():
             try:
+                self._gather()
                 self._follow()
                 self._judge_again()
                 self._begin()
-                self._checkpoint(self._checkpoint_s)
+                if time.monotonic() - due_s >= DUE_S:
+                    self._checkpoint(self._checkpoint_s)
+                    due_s = time.monotonic()
                 if time.monotonic() - looked_s >= LOOK_S:
                     self._look()
                     looked_s = time.monotonic()
@@ -306,15 +333,22 @@ class OpFollower:
                 chunks = ends.take(all_of_them=not self._saver.holds(partition))
                 self._saver.save(Snapshot(partition, self._bindings[partition], position, chunks, ends.numbers))
 
+    def _gather(self) -> None:
+        """What others wrote is let come together, until an own record is in Kafka. A start that has to catch up does not wait."""
+        if self._gathering and not self._behind:
+            self._due.clear()
+            if all(self._positions.get(partition, 0) >= end for partition, end in list(self._wanted.items())):
+                self._due.wait(GATHER_S)
+
     def _follow(self) -> None:
         first = self._consumer.poll(POLL_S)
+        self._gathering = first is not None
         if first is None:
             return
         messages = [first, *self._consumer.consume(_AT_ONCE, 0)]
         good: list[Any] = [message for message in messages if message.error() is None]
         self._apply(good)
-        for message in good:
-            self._positions[message.partition()] = message.offset() + 1
+        self._positions.update({message.partition(): message.offset() + 1 for message in good})
         while self._unjudged.count >= UNJUDGED_MAX and not self._stopping.is_set():  # nothing more is read, so memory is bounded
             self._stopping.wait(AGAIN_S)
             self._judge_again()
@@ -345,25 +379,47 @@ class OpFollower:
 
     def _apply(self, messages: list[Any]) -> None:
         """Judge ops one after another. What has to be looked up is looked up before the first of them changes anything."""
-        ops = [(message, read_op(message)) for message in messages]
-        counted = self._those_that_count([(message.partition(), op) for message, op in ops if op is not None])
+        sealed = [read_sealed(message, message.partition(), self._sealer) for message in messages]
+        others = [(message, read_op(message)) for message, short in zip(messages, sealed, strict=True) if short is None]
+        counted = self._those_that_count([(message.partition(), op) for message, op in others if op is not None])
+        rest, plain = iter(others), not self._unjudged and not self._gaps
         answered: list[tuple[int, Answer]] = []
-        for message, op in ops:
-            if op is None or op.kind is OpKind.ASKED:
-                self.counts["asked" if op else "illegal"] += 1
-                continue
-            if self._unjudged.keeps(Place(message.partition(), op.half_offset), message):
-                continue
-            if self._ends[message.partition()].has(op.half_offset, message.offset()):
-                continue
-            answer = self._judge(message.partition(), op, (message.partition(), op.half_offset, op.group) in counted)
-            self.counts[answer.verdict.value] += 1
-            key = message.key() or b""
-            own = len(key) == _TOKEN_BYTES + 8 and key.startswith(self._token)
-            if own and self._is_known(Place(message.partition(), op.half_offset)):
-                answered.append((int.from_bytes(key[_TOKEN_BYTES:], "big"), answer))
+        for message, short in zip(messages, sealed, strict=True):
+            if short is not None and plain and self._is_first(message.partition(), *short):
+                answer: Answer | None = _FIRST[short[0]]
+            elif short is not None:
+                answer = self._judge_in_turn(message, *short, counts=True)
+            else:
+                _, op = next(rest)
+                if op is None or op.kind is OpKind.ASKED:
+                    self.counts["asked" if op else "illegal"] += 1
+                    continue
+                counts = (message.partition(), op.half_offset, op.group) in counted
+                answer = self._judge_in_turn(message, op.kind, op.half_offset, counts=counts)
+            if answer is not None:
+                key = message.key() or b""
+                if key.startswith(self._token) and len(key) == _TOKEN_BYTES + 8:
+                    answered.append((int.from_bytes(key[_TOKEN_BYTES:], "big"), answer))
         if answered and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._tell, answered)
+
+    def _is_first(self, partition: int, kind: OpKind, half_offset: int) -> bool:
+        """Whether it is the first end of a half that is there; it is noted then. What `_judge_in_turn` says, for nearly all ops."""
+        if half_offset < self._half_lows.get(partition, 0) or not self._ends[partition].first(half_offset, _FIRST_BYTE[kind]):
+            return False
+        self.counts["accepted"] += 1
+        return True
+
+    def _judge_in_turn(self, message: Any, kind: OpKind, half_offset: int, *, counts: bool) -> Answer | None:
+        """None where nothing can be answered: it has to wait, is in the table already, or ops before it are missing."""
+        partition = message.partition()
+        if self._unjudged and self._unjudged.keeps(Place(partition, half_offset), message):
+            return None
+        if self._ends[partition].has(half_offset, message.offset()):
+            return None
+        answer = self._judge(partition, kind, half_offset, counts)
+        self.counts[answer.verdict.value] += 1
+        return answer if not self._gaps or self._is_known(Place(partition, half_offset)) else None
 
     def _oldest(self, partition: int) -> int:
         """The first half of which something can be said, now or later."""
@@ -375,16 +431,16 @@ class OpFollower:
         gap = self._gaps.get(place.partition)
         return gap is None or place.half_offset >= gap.known_from or not gap.matters(self._now_ms())
 
-    def _judge(self, partition: int, op: Op, counts: bool) -> Answer:
+    def _judge(self, partition: int, kind: OpKind, half_offset: int, counts: bool) -> Answer:
         if not counts:
             return Answer(Verdict.REFUSED, "unknown id, or of another group")
-        if op.half_offset < self._oldest(partition):
+        if half_offset < self._oldest(partition):
             return Answer(Verdict.REFUSED, "gone: it is older than what Kafka keeps")
         ends = self._ends[partition]
-        before = ends[op.half_offset]
-        answer = judge(op.kind, before)
+        before = ends[half_offset]
+        answer = judge(kind, before)
         if answer.verdict is Verdict.ACCEPTED:
-            ends[op.half_offset] = byte_after(op.kind, before)
+            ends[half_offset] = byte_after(kind, before)
         return answer
 
     def _those_that_count(self, ops: list[tuple[int, Op]]) -> set[tuple[int, int, str | None]]:

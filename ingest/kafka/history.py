@@ -22,6 +22,7 @@ from ingest.kafka.sealing import PlaceSealer, place_in
 from sinks.kafka.clients import Connection, bounds_of
 from sinks.kafka.contract import TOPIC, Topics, owner_of
 from store.ends import OPEN, Verdict, byte_after, judge
+from store.frames import REAL_TOPIC
 from store.records import OpKind, State
 
 ASK_S: Final = 10.0
@@ -64,6 +65,17 @@ class KafkaHistories:
         )
         self._tell(found, place)
         return found
+
+    def properties_of(self, id: str) -> dict[str, str]:
+        """Headers of the half that an id names, with its topic as REAL_TOPIC; none where the half is gone."""
+        place = place_in(id)
+        if place.partition >= self._ends.partitions:
+            return {}
+        half = self._halves.read(place.partition, [place.half_offset]).get(place.half_offset)
+        if half is None:
+            return {}
+        headers = {name: (value or b"").decode("utf-8", "replace") for name, value in headers_of(half).items()}
+        return {REAL_TOPIC: headers.get(TOPIC, ""), **headers}
 
     def _tell(self, found: Transaction, place: Place) -> None:
         """Every op about the half that counted, in order; what lost against an earlier end is no part of its history."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from ingest.kafka.places import HALF_OFFSET_MAX
+from ingest.kafka.sealing import PlaceSealer
 from sinks.kafka.contract import (
     GROUP,
     HALF_OFFSET,
@@ -20,6 +21,10 @@ from sinks.kafka.contract import (
 )
 from store.records import OpKind, Via
 
+#: Of an end that an endpoint writes (`contract.op_headers`, without a remark): how many headers, and what they may say.
+_SEALED_HEADERS: Final = 5
+_SEALED_KINDS: Final = {kind.name.encode(): kind for kind in (OpKind.COMMIT, OpKind.ROLLBACK)}
+_SEALED_VIAS: Final = frozenset({b"producer", b"check"})
 #: Half offsets in the value of an ASKED.
 _ASKED_BYTES: Final = 8
 
@@ -47,6 +52,25 @@ def read_op(message: Any) -> Op | None:
         return Op(kind, -1, *rest, asked_in(message.value() or b""))
     half_offset = half_offset_of(headers.get(HALF_OFFSET))
     return Op(kind, half_offset, *rest) if 0 <= half_offset <= HALF_OFFSET_MAX else None
+
+
+def read_sealed(message: Any, partition: int, sealer: PlaceSealer) -> tuple[OpKind, int] | None:
+    """(kind, half_offset) of an end as endpoints write it, with a good seal: it counts, and no half need be looked up. None: it may
+    be anything, `read_op` tells. Most ops are other endpoints' ends: this costs half of reading them the long way."""
+    try:
+        headers = message.headers()
+        if headers is None or len(headers) != _SEALED_HEADERS:
+            return None
+        (op, kind), (at, half_offset), (by, group), (through, via), (named, id) = headers
+        stated = group_of(group)
+    except UnicodeDecodeError:  # a name is no text
+        return None
+    known = _SEALED_KINDS.get(kind)
+    if known is None or via not in _SEALED_VIAS or not (half_offset and stated and id):
+        return None
+    if op != OP or at != HALF_OFFSET or by != GROUP or through != VIA or named != TRANSACTION_ID:
+        return None
+    return (known, int(half_offset)) if sealer.seals(id, b"%d-%b" % (partition, half_offset), group) else None
 
 
 def asked_in(value: bytes) -> tuple[int, ...]:

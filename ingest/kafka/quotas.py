@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from escrow.settings import Settings
-from ingest.groups import Groups, Limits
-from ingest.quotas import Quotas
+from ingest.groups import Groups
+from ingest.quotas import FREE, Admitted, Rates
 from ingest.watched import Watched
+from store.frames import Message, groups_of
 
 
-class RateQuotas(Quotas):
+class RateQuotas:
     """groupRateMax of this endpoint; two endpoints let a group send twice as much."""
 
-    def __init__(self, settings: Settings, groups: Watched[Groups], now_ms: Callable[[], int]) -> None:
-        super().__init__(settings, groups, None, now_ms)  # type: ignore[arg-type]
+    def __init__(self, settings: Settings, groups: Watched[Groups], clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._groups, self._clock_s, self._rates = groups, clock_s, Rates()
         pending = settings.group_pending_max or settings.group_pending_age_max_ms
         self.notice = "groupPendingMax and groupPendingAgeMax are not enforced in Kafka mode: set groupRateMax" if pending else ""
 
-    def _check_pending(self, group: str, count: int, limits: Limits, now_s: float) -> None:
-        """Not known."""
-
-    def _check_age(self, group: str, limits: Limits) -> None:
-        """Not known."""
-
-    def close(self) -> None:
-        """Holds nothing."""
-
-    def pending_by_group(self) -> dict[str, int]:
-        return {}
-
-    def ended_by_group(self) -> dict[str, int]:
-        return {}
-
-    def oldest_age_s(self) -> dict[str, int]:
-        return {}
+    def admit(self, messages: Sequence[Message], *, halves: bool) -> Admitted:
+        groups = self._groups.get()
+        if groups.any_limit:
+            counts, now_s = Counter(groups_of(messages)), self._clock_s()
+            for group, count in counts.items():
+                self._rates.check(group, count, groups.limits(group), now_s)
+            self._rates.take(counts)
+        return FREE
 
     def figures(self) -> dict[str, Any]:
-        return {"refused": dict(self.refused), "groups_file_problem": self._groups.problem}
+        return {"refused": dict(self._rates.refused), "groups_file_problem": self._groups.problem}

@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import re
 from base64 import urlsafe_b64encode
+from binascii import b2a_base64
 from collections.abc import Sequence
 from typing import Final
 
@@ -23,6 +24,8 @@ from ingest.kafka.places import HALF_OFFSET_MAX, PARTITION_MAX, Place
 from sinks.kafka.contract import place_of
 
 _ID: Final = re.compile(r"(0|[1-9][0-9]{0,4})-(0|[1-9][0-9]{0,14})-[A-Za-z0-9_-]{22}", re.ASCII)
+_SEAL_CHARACTERS: Final = 22
+_TO_URLSAFE: Final = bytes.maketrans(b"+/", b"-_")
 _NOT_OURS: Final = "id: not an id of ours (partition-offset-seal); use it exactly as it was answered"
 
 
@@ -34,6 +37,7 @@ class PlaceSealer:
             raise KeysUnusable("there is no key to seal ids with")
         self._topic = half_topic
         self._keyed = [keyed(key) for key in keys]
+        self._newest, self._prefix = self._keyed[0], f"escrow kafka id\0{half_topic}\0".encode()
 
     def seal(self, place: Place, group: str) -> str:
         return self._text(self._keyed[0], place, group)
@@ -49,6 +53,14 @@ class PlaceSealer:
         """All keys are tried, so that the answer takes as long for every id that is not good."""
         given = text.encode("utf-8", "surrogatepass")
         return max([hmac.compare_digest(self._text(each, place, group).encode(), given) for each in self._keyed])
+
+    def seals(self, id: bytes, name: bytes, group: bytes) -> bool:
+        """Whether the newest key gave this id to the group, for the half of this name (`partition-half_offset`). False may mean
+        another key. A good seal tells that name and group are as Escrow writes them. For following ops: it takes a microsecond."""
+        seal = self._newest.copy()
+        seal.update(b"%b%b\0%b" % (self._prefix, name, group))
+        good = b2a_base64(seal.digest(), newline=False).translate(_TO_URLSAFE)[:_SEAL_CHARACTERS]
+        return hmac.compare_digest(id, b"%b-%b" % (name, good))
 
     def _text(self, key: hashlib.blake2b, place: Place, group: str) -> str:
         name = place_of(*place)

@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ingest.access import Principal
+from ingest.capabilities import Capabilities
 from ingest.checks import Handover
-from ingest.core import Edge
 from ingest.errors import EdgeError
 from ingest.rocketmq import messaging_pb2 as pb
 from ingest.rocketmq import wire
@@ -38,7 +38,6 @@ from ingest.rocketmq.named import GROUPS_PER_STREAM_MAX, Named
 from ingest.transports import Courier
 from ingest.webhooks import NotHandedOver
 from store.errors import StoreError
-from store.published import EdgeSlot
 
 PUSH_VISIBILITY_S: Final = 900.0
 SILENT_S: Final = 30.0
@@ -61,7 +60,7 @@ class TelemetryCourier(Courier):
     via = "stream"
     slots, batch = 4, 8
 
-    def __init__(self, edge: Edge, group: str, stream: Telemetry) -> None:
+    def __init__(self, edge: Capabilities, group: str, stream: Telemetry) -> None:
         super().__init__(edge, group, stream.client.id)
         self._stream = stream
 
@@ -70,14 +69,14 @@ class TelemetryCourier(Courier):
             command = pb.TelemetryCommand(
                 status=pb.Status(code=pb.OK),
                 recover_orphaned_transaction_command=pb.RecoverOrphanedTransactionCommand(
-                    message=wire.check(request, self._stream.namespace), transaction_id=self._edge.id_of(request)
+                    message=wire.check(request, self._stream.namespace), transaction_id=self._edge.checks.id_of(request)
                 ),
             )
             await self._stream.write(command, self.group)
 
     async def answer(self, handover: Handover) -> None:
         """Not an answer, but its time: the next requests wait for it, or for ANSWER_S. UNKNOWN is never said."""
-        await self._stream.answered([self._edge.id_of(request) for request in handover.requests])
+        await self._stream.answered([self._edge.checks.id_of(request) for request in handover.requests])
 
 
 class Telemetry:
@@ -126,7 +125,7 @@ class Telemetry:
             return
         for group in groups:
             if self._principal.may_produce(group):
-                self._named.add(self, group, is_known=self._edge.store.dictionary.group_no(group) is not None)
+                self._named.add(self, group, is_known=self._edge.checks.knows_group(group))
 
     def begin(self, group: str) -> None:
         """The group exists: from now on this client is asked for it."""
@@ -142,7 +141,7 @@ class Telemetry:
                 self.begin(group)
             if group in self._couriers:
                 self._present.add(group)
-                self._edge.present(group, self.client.id, TelemetryCourier.via)
+                self._edge.checks.present(group, self.client.id, TelemetryCourier.via)
 
     async def answered(self, ids: list[str]) -> None:
         loop = asyncio.get_running_loop()
@@ -194,10 +193,10 @@ class Client:
 class Clients:
     """All clients. Lives in the event loop."""
 
-    def __init__(self, edge: Edge, signatures: Signatures, clock_s: Callable[[], float]) -> None:
+    def __init__(self, edge: Capabilities, signatures: Signatures, clock_s: Callable[[], float]) -> None:
         self.edge, self.signatures, self._clock_s = edge, signatures, clock_s
         self._clients: dict[tuple[str, str], Client] = {}
-        self.named = Named(edge.known_groups)
+        self.named = Named(edge.checks.known_groups)
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         #: Of streams that have ended.
@@ -267,7 +266,9 @@ class Clients:
         """The address that the client called, in the spelling that is its turn."""
         now_s = self._clock_s()
         if client.spelling is None:
-            client.spelling = self.edge.store.page[EdgeSlot.EPOCH] & 1
+            issued = self.edge.offers.issued
+            assert issued is not None, "routes are told where ids are the store's"
+            client.spelling = issued.epoch & 1
         elif not client.streams and now_s - client.told_s >= RESPELL_AFTER_S:
             client.spelling ^= 1
         client.told_s = now_s
@@ -292,11 +293,13 @@ class Clients:
         for receipt, (topic, group, _) in client.in_hand.items():
             places.setdefault((topic, group), []).append(receipt)
         client.in_hand.clear()
-        most = self.edge.settings.max_messages_per_request
+        consuming, most = self.edge.offers.consuming, self.edge.settings.max_messages_per_request
+        if consuming is None:
+            return
         for (topic, group), receipts in places.items():
             for first in range(0, len(receipts), most):
                 with contextlib.suppress(EdgeError, StoreError):  # they lapse by themselves
-                    await self.edge.consumption.change_visibility(topic, group, receipts[first : first + most], 0.0)
+                    await consuming.change_visibility(topic, group, receipts[first : first + most], 0.0)
 
     async def _run(self) -> None:
         while True:

@@ -9,7 +9,7 @@ import logging
 from typing import Final
 
 from ingest import errors
-from ingest.core import EndAnswer
+from ingest.capabilities import EndAnswer
 from ingest.rocketmq import messaging_pb2 as pb
 from store.errors import (
     BatchTooLarge,

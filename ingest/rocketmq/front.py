@@ -29,7 +29,7 @@ import grpc.aio
 from escrow.settings import Settings
 from ingest import tls
 from ingest.access import Access
-from ingest.core import Edge
+from ingest.capabilities import Capabilities
 from ingest.errors import CannotStart, TlsUnusable
 from ingest.rocketmq.clients import Clients
 from ingest.rocketmq.keys import Signatures
@@ -51,7 +51,7 @@ class Front:
         self,
         settings: Settings,
         access: Access,
-        edge: Edge,
+        edge: Capabilities,
         connections_max: int,
         *,
         clock_s: Callable[[], float] = time.monotonic,
@@ -63,7 +63,6 @@ class Front:
             options=server_options(settings, connections_max), maximum_concurrent_rpcs=settings.grpc_calls_max
         )
         self.service = Service(edge, signatures, self._clients)
-        self._server.add_generic_rpc_handlers((self.service.handler(),))
         self.port = self._bind("grpcPort", settings.grpc_port, None)
         credentials = _credentials(settings) if settings.grpc_tls_port >= 0 else None
         self.tls_port = self._bind("grpcTlsPort", settings.grpc_tls_port, credentials)
@@ -84,6 +83,7 @@ class Front:
 
     async def open(self) -> None:
         self._clients.start()
+        self._server.add_generic_rpc_handlers((self.service.handler(),))
         await self._server.start()
         self._open = True
 

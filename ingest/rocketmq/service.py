@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
@@ -17,8 +17,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from ingest.access import Principal
-from ingest.core import MEMBER_MAX_CHARACTERS, Edge, EndRequest
+from ingest.capabilities import Capabilities, Consuming, EndRequest
 from ingest.errors import BadId, Forbidden, Unauthorized
+from ingest.parts import MEMBER_MAX_CHARACTERS
 from ingest.rocketmq import codes, wire
 from ingest.rocketmq import messaging_pb2 as pb
 from ingest.rocketmq.clients import PUSH_VISIBILITY_S, Client, Clients
@@ -37,6 +38,11 @@ RECEIVE_BATCH: Final = 32
 #: What a push consumer waits between its attempts at a message, in seconds: RocketMQ's own steps.
 CONSUME_BACKOFF_S: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 _OUTCOMES: Final = {pb.COMMIT: "commit", pb.ROLLBACK: "rollback", pb.TRANSACTION_RESOLUTION_UNSPECIFIED: "unknown"}
+#: Methods that need the embedded store's ids, or its consumers' side.
+_ISSUED: Final = ("QueryRoute", "EndTransaction")
+_CONSUMING: Final = (
+    "QueryAssignment", "ReceiveMessage", "AckMessage", "ChangeInvisibleDuration", "ForwardMessageToDeadLetterQueue",
+)  # fmt: skip
 _CONSUMERS: Final = frozenset({pb.PUSH_CONSUMER, pb.SIMPLE_CONSUMER})
 
 Observe = Callable[[str, str, float], None]
@@ -53,11 +59,11 @@ class Caller:
 class Service:
     """One service over one edge. `observe(method, code, seconds)` hears of every call, once somebody sets it."""
 
-    def __init__(self, edge: Edge, signatures: Signatures, clients: Clients) -> None:
+    def __init__(self, edge: Capabilities, signatures: Signatures, clients: Clients) -> None:
         self._edge, self._signatures, self._clients = edge, signatures, clients
         self.observe: Observe = lambda method, code, seconds: None
         settings = edge.settings
-        self._receiving = Receiving(settings.request_timeout_ms / 1000, settings.token_in_flight_max)
+        self._receiving = Receiving(settings.request_timeout_ms / 1000, settings.token_in_flight_max, signatures.shares)
         self._accepted = [pb.NORMAL] if settings.reject_transactions else [pb.NORMAL, pb.TRANSACTION]
 
     def handler(self) -> Any:
@@ -80,17 +86,38 @@ class Service:
                 pb.ForwardMessageToDeadLetterQueueRequest, pb.ForwardMessageToDeadLetterQueueResponse,
             ),
         }  # fmt: skip
+        unary = {name: found for name, found in unary.items() if self._has(name)}
         methods = {
             name: grpc.stream_unary_rpc_method_handler(self._unary(name, call, answer), _decoder(asked), answer.SerializeToString)
             for name, (call, asked, answer) in unary.items()
         }
-        methods["ReceiveMessage"] = grpc.stream_stream_rpc_method_handler(
-            self.receive_message, _decoder(pb.ReceiveMessageRequest), pb.ReceiveMessageResponse.SerializeToString
-        )
+        if self._has("ReceiveMessage"):
+            methods["ReceiveMessage"] = grpc.stream_stream_rpc_method_handler(
+                self.receive_message, _decoder(pb.ReceiveMessageRequest), pb.ReceiveMessageResponse.SerializeToString
+            )
         methods["Telemetry"] = grpc.stream_stream_rpc_method_handler(
             self.telemetry, _decoder(pb.TelemetryCommand), pb.TelemetryCommand.SerializeToString
         )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def _has(self, method: str) -> bool:
+        """Whether this edge has what a method needs; gRPC answers UNIMPLEMENTED to the others."""
+        needed = {
+            **dict.fromkeys(_ISSUED, self._edge.offers.issued),
+            **dict.fromkeys(_CONSUMING, self._edge.offers.consuming),
+        }
+        return needed.get(method, self) is not None
+
+    @property
+    def _consuming(self) -> Consuming:
+        found = self._edge.offers.consuming
+        assert found is not None, "these methods are mounted where it is there"
+        return found
+
+    def _group_of(self, id: str) -> str:
+        issued = self._edge.offers.issued
+        assert issued is not None, "this method is mounted where it is there"
+        return issued.group_of(id)
 
     def _unary(self, name: str, call: Callable[[Caller, Any], Awaitable[Any]], answer: Any) -> Callable[[Any, Any], Awaitable[Any]]:
         """A call as gRPC wants it: identified, received, answered whatever happens, measured."""
@@ -113,7 +140,7 @@ class Service:
     def _note_denial(self, caller: Caller | None, name: str, error: Exception) -> None:
         if isinstance(error, Forbidden | Unauthorized):
             who = "nobody" if caller is None else caller.principal.name
-            self._edge.denied(who, f"gRPC {name}", str(error))
+            self._edge.offers.audit.denied(who, f"gRPC {name}", str(error))
 
     def _held(self, caller: Caller, request: Any, *, patient: bool = False) -> AbstractAsyncContextManager[None]:
         """Around a call: its token keeps to its share."""
@@ -274,13 +301,13 @@ class Service:
             check_name(group, "topic")
         for group, topic in {(message.group, message.topic) for message in messages}:
             caller.principal.require_send(group, topic)
-        self._edge.admit_names(caller.principal, groups, {message.topic for message in messages})
+        self._edge.offers.naming.admit(caller.principal, groups, {message.topic for message in messages})
         if kind == pb.TRANSACTION:
-            stored = await self._edge.store_halves(messages)
+            stored = await self._edge.halves.store_halves(messages)
             for group in groups:
                 self._clients.sent_half(caller.client, group)
         else:
-            stored = [("", offset) for _, offset in await self._edge.send(messages)]
+            stored = [("", offset) for _, offset in await self._edge.messages.send(messages)]
         entries = [
             pb.SendResultEntry(status=OK, message_id=message.properties[UNIQ_KEY], transaction_id=id, offset=offset)
             for message, (id, offset) in zip(messages, stored, strict=True)
@@ -293,12 +320,12 @@ class Service:
         if outcome is None:
             raise Refused(pb.BAD_REQUEST, f"resolution: {request.resolution} is none that is known here")
         try:
-            group = self._edge.group_of(id)
+            group = self._group_of(id)
         except BadId:  # or one that a plug-in made
             group = wire.name_of(request.topic)
         caller.principal.require_produce(group)
         from_check = request.source == pb.SOURCE_SERVER_CHECK
-        (answer,) = await self._edge.end([EndRequest(group, id, outcome, from_check)])
+        (answer,) = await self._edge.ends.end([EndRequest(group, id, outcome, from_check)])
         self._clients.heard(caller.client, id)
         return pb.EndTransactionResponse(status=codes.of_end(answer))
 
@@ -309,8 +336,8 @@ class Service:
         try:
             caller = self._caller(context)
             request = await self._receiving.message(caller.principal, context)
-            async with self._held(caller, request):
-                code = await self._receive(caller, request, context)
+            async with self._held(caller, request), self._holding(caller) as hold:
+                code = await self._receive(caller, request, context, hold)
         except Exception as error:
             self._note_denial(caller, "ReceiveMessage", error)
             status = codes.of_error(error)
@@ -322,16 +349,37 @@ class Service:
         finally:
             self.observe("ReceiveMessage", code, perf_counter() - began_s)
 
-    async def _receive(self, caller: Caller, request: pb.ReceiveMessageRequest, context: Any) -> str:
+    @asynccontextmanager
+    async def _holding(self, caller: Caller) -> AsyncIterator[Callable[[int], None] | None]:
+        """Messages that were taken are held until the client has taken them."""
+        if not caller.principal.is_limited:
+            yield None
+            return
+        shares, name, held = self._signatures.shares, caller.principal.name, 0
+
+        def hold(size_bytes: int) -> None:
+            nonlocal held
+            shares.hold(name, size_bytes)
+            held += size_bytes
+
+        try:
+            yield hold
+        finally:
+            shares.let_go(name, held)
+
+    async def _receive(
+        self, caller: Caller, request: pb.ReceiveMessageRequest, context: Any, hold: Callable[[int], None] | None = None
+    ) -> str:
         resource = request.message_queue.topic
         topic, group = wire.name_of(resource), wire.name_of(request.group)
         caller.principal.require_consume(topic, group)
-        self._edge.admit_names(caller.principal, (group,), ())
-        consumption = self._edge.consumption
-        found = await consumption.poll(
+        self._edge.offers.naming.admit(caller.principal, (group,), ())
+        consuming, deliveries = self._consuming, self._edge.offers.deliveries
+        assert deliveries is not None
+        found = await deliveries.poll(
             topic, group, caller.client.id,
             max_messages=request.batch_size, wait_s=_wait_s(request, context), visibility_s=self._visibility_s(request),
-            tags=_tags(request.filter_expression),
+            tags=_tags(request.filter_expression), hold=hold,
         )  # fmt: skip
         if not found:
             text = "no message within the time of the long poll"
@@ -339,7 +387,7 @@ class Service:
             return "MESSAGE_NOT_FOUND"
         try:
             self._signatures.again(caller.principal).require_consume(topic, group)
-            now_ms, elapsed_ms = self._edge.now_ms(), self._edge.clock.elapsed_ms()
+            now_ms, elapsed_ms = self._edge.now_ms(), self._edge.core.clock.elapsed_ms()
             await context.write(pb.ReceiveMessageResponse(status=OK))
             for each in found:
                 await context.write(pb.ReceiveMessageResponse(message=wire.delivery(each, resource, elapsed_ms)))
@@ -347,7 +395,7 @@ class Service:
             last.delivery_timestamp.FromMilliseconds(now_ms)
             await context.write(last)
         except BaseException:
-            consumption.put_back(found)
+            consuming.put_back(found)
             raise
         if request.auto_renew:
             self._clients.handed(caller.client, topic, group, [each.receipt for each in found])
@@ -363,7 +411,7 @@ class Service:
         topic, group = wire.name_of(request.topic), wire.name_of(request.group)
         caller.principal.require_consume(topic, group)
         receipts = [entry.receipt_handle for entry in request.entries]
-        verdicts = await self._edge.consumption.ack(topic, group, receipts)
+        verdicts = await self._consuming.ack(topic, group, receipts)
         self._clients.done_with(caller.client, receipts)
         statuses = [OK if verdict == "done" else _STALE for verdict in verdicts]
         entries = [
@@ -379,7 +427,7 @@ class Service:
         topic, group = wire.name_of(request.topic), wire.name_of(request.group)
         caller.principal.require_consume(topic, group)
         old, seconds = request.receipt_handle, request.invisible_duration.ToMilliseconds() / 1000
-        (receipt,) = await self._edge.consumption.change_visibility(topic, group, [old], seconds)
+        (receipt,) = await self._consuming.change_visibility(topic, group, [old], seconds)
         self._clients.done_with(caller.client, [old])
         if receipt is None:
             return pb.ChangeInvisibleDurationResponse(status=_STALE)
@@ -390,7 +438,7 @@ class Service:
     ) -> pb.ForwardMessageToDeadLetterQueueResponse:
         topic, group = wire.name_of(request.topic), wire.name_of(request.group)
         caller.principal.require_consume(topic, group)
-        dead = await self._edge.consumption.condemn(topic, group, request.receipt_handle)
+        dead = await self._consuming.condemn(topic, group, request.receipt_handle)
         self._clients.done_with(caller.client, [request.receipt_handle])
         return pb.ForwardMessageToDeadLetterQueueResponse(status=OK if dead else _STALE)
 

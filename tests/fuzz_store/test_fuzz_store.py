@@ -8,9 +8,11 @@ import shutil
 import pytest
 
 from store.frames import Message
+from tests.fuzz_store.campaign import Campaign
 from tests.fuzz_store.damage import Vandal, category
 from tests.fuzz_store.history import History
 from tests.fuzz_store.judge import Case, Wrong, check_store, check_verify, read_log
+from tests.support.seeds import SEED, fast_directory
 from tests.support.service import SMALLEST, Service
 
 
@@ -70,6 +72,15 @@ def test_the_judge_notices(tmp_path, change):
     case = Case(tmp_path / "store", facts, [], read_log(tmp_path / "store"))
     with pytest.raises(Wrong):
         check_store(case, tmp_path / "store")
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_some_hundred_damaged_stores(part):
+    """Another 80 each time; `make fuzz-store SEED=…` plays one again."""
+    with fast_directory() as place:
+        outcome = Campaign(place, SEED).run(80, first=80 * part)
+    assert not outcome.wrongs, f"SEED={SEED}\n" + "\n".join(outcome.wrongs)
+    assert outcome.cases == 80
 
 
 def test_files_are_told_apart():

@@ -13,7 +13,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ingest import wire
-from ingest.core import Edge, EndAnswer, EndRequest
+from ingest.capabilities import EndAnswer, EndRequest
+from ingest.core import Edge
 from ingest.operator import Action, Result
 from store.frames import Frame
 from store.reader import LogReader

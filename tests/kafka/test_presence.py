@@ -60,3 +60,23 @@ def test_a_group_with_a_member_is_live_also_when_the_broker_was_away(
         kafka.wait()
         until(lambda: of("present", "absent") == [True, False])
     until(lambda: of("present") == [False])
+
+
+def join(kafka: Cluster, group: str) -> Consumer:
+    """A consumer that has its partition."""
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": PREFIX + group, "log_level": 2})
+    consumer.subscribe(["joined"])
+    while not consumer.assignment():
+        consumer.poll(0.02)
+    return consumer
+
+
+def test_a_member_that_has_just_joined_is_seen_by_the_next_round(breakable_kafka: Cluster) -> None:
+    """Also where another round has asked a moment before: with that one's answer the group would be held for an interval."""
+    breakable_kafka.create_topic("joined")
+    join(breakable_kafka, "first").close()  # the topic of offsets is there: the next one joins within a moment
+    alive = GroupsAlive(Connection(breakable_kafka.bootstrap), PREFIX)
+    assert list(alive.of(["joined"])) == [False]
+    consumer = join(breakable_kafka, "joined")
+    assert list(alive.of(["joined"])) == [True]
+    consumer.close()

@@ -19,10 +19,11 @@ from typing import Any
 from checker.decisions import Tick
 from checker.policy import Policy
 from escrow.settings import Settings, load
-from ingest.core import Edge, EndRequest
+from ingest.assembly import assemble
+from ingest.capabilities import Capabilities, EndRequest
+from ingest.core import Edge
 from ingest.deliveries import Delivery
 from ingest.operator import Action
-from ingest.plugged import make_edge
 from store.dictionary import Dictionary
 from store.frames import Message
 from store.job import JobStore
@@ -56,7 +57,9 @@ class World:
     root: Path
     flags: tuple[str, ...] = ()
     now_ms: int = T0_MS
+    #: The embedded core; `asked` is what the doors ask, with the wrappers that are configured.
     edge: Edge = field(init=False)
+    asked: Capabilities = field(init=False)
     job: JobStore = field(init=False)
 
     @property
@@ -68,8 +71,10 @@ class World:
         self.open_job()
 
     async def open_edge(self) -> None:
-        self.edge = make_edge(self.settings, clock=ByHand(lambda: self.now_ms))
-        await self.edge.open()
+        self.asked = assemble(self.settings, clock=ByHand(lambda: self.now_ms))
+        assert isinstance(self.asked.core, Edge)
+        self.edge = self.asked.core
+        await self.asked.open()
 
     def open_job(self) -> None:
         self.job = JobStore(self.settings.store_dir)
@@ -91,11 +96,11 @@ class World:
         return Message(group, topic, body, **rest)
 
     async def half(self, group: str = "g", **rest: Any) -> str:
-        (id,) = await self.edge.prepare([self.message(group, **rest)])
+        ((id, _),) = await self.asked.halves.store_halves([self.message(group, **rest)])
         return id
 
     async def end(self, id: str, outcome: str, group: str = "g", **rest: Any) -> str:
-        (answer,) = await self.edge.end([EndRequest(group, id, outcome, **rest)])
+        (answer,) = await self.asked.ends.end([EndRequest(group, id, outcome, **rest)])
         return answer.verdict
 
     async def act(self, action: str, *ids: str) -> list[str]:
@@ -109,7 +114,8 @@ class World:
 
     # --- consumers ---
     async def pull(self, group: str = "c", topic: str = "t", count: int = 32, **rest: Any) -> list[Delivery]:
-        return await self.edge.consumption.poll(topic, group, "me", max_messages=count, **rest)
+        assert self.asked.offers.deliveries is not None
+        return await self.asked.offers.deliveries.poll(topic, group, "me", max_messages=count, **rest)
 
     async def pull_bodies(self, *args: Any, **rest: Any) -> list[bytes]:
         return [message.body for message in await self.pull(*args, **rest)]
@@ -119,7 +125,7 @@ class World:
 
     async def poll(self, group: str = "g", member: str = "m", count: int = 32, wait_s: float = 0.0) -> list[str]:
         """The ids asked about; the hand-over is counted."""
-        async with self.edge.poll_checks(group, member, count, wait_s) as handover:
+        async with self.asked.polls.poll_checks(group, member, count, wait_s) as handover:
             return [self.edge.id_of(request) for request in handover.requests]
 
     # --- the job ---

@@ -39,7 +39,8 @@ class Attacker:
     def run(self) -> None:
         kinds = (
             self.topics, self.groups, self.large, self.bomb, self.pending, self.foreign, self.seeks, self.readers, self.polls,
-            self.checks, self.idle, self.slow_heads, self.telemetry, self.unfinished_calls,
+            self.checks, self.idle, self.slow_heads, self.telemetry, self.unfinished_calls, self.slow_bodies,
+            self.unread, self.wide,
         )  # fmt: skip
         threads = [threading.Thread(target=self._repeat, args=(kind,), daemon=True) for kind in kinds]
         for thread in threads:
@@ -97,6 +98,24 @@ class Attacker:
 
     def pending(self) -> None:
         self._asks("pending", "POST", "/v1/halves", {"messages": [{"group": "evil", "topic": "evil-t", "text": "y" * 100}] * 1000})
+
+    def wide(self) -> None:
+        """Long keys, many properties, a new dedup key each; halves that never end."""
+        half = {"group": "evil", "topic": "evil-t", "text": "", "properties": {f"p{number}": "v" * 80 for number in range(200)}}
+        self._asks("wide", "POST", "/v1/halves", lambda: {"messages": [
+            {**half, "key": self._name() * 10, "dedup_key": self._name()} for _ in range(100)
+        ]})  # fmt: skip
+
+    def slow_bodies(self) -> None:
+        """Bodies of which most never comes."""
+        lines = "POST /v1/messages HTTP/1.1", "Host: 127.0.0.1", f"Authorization: Bearer {self._token}", f"Content-Length: {MIB}"
+        head = "\r\n".join((*lines, "", ""))
+        self._held(lambda connection: connection.sendall(head.encode() + b"[" * 100_000), 100, 20.0)
+
+    def unread(self) -> None:
+        """Large answers that nobody reads."""
+        line = f"GET /v1/topics/evil-t/messages?group={self._name()}&consumer=c&max=1000 HTTP/1.1\r\n"
+        self._hold(line)
 
     # --- what is not its own --------------------------------------------------------------------------------------------------
     def foreign(self) -> None:

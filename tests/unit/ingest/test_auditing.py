@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+from contextlib import suppress
 
 import pytest
 
 from escrow.cli import exits, main
 from ingest import token_file
 from ingest.access import Access
-from ingest.auditing import ACTIONS_PER_MINUTE, DENIALS_MAX
+from ingest.auditing import ACTIONS_PER_MINUTE, DENIALS_MAX, DETAILED, SUMMED
 from ingest.errors import QuotaExceeded
 from store import disk
 from store.audit import ANCHOR_TOPIC, Head
@@ -32,7 +33,6 @@ def in_a_loop(test):
 
 
 def auditor_of(w):
-    assert w.edge.auditor is not None
     return w.edge.auditor
 
 
@@ -46,10 +46,10 @@ async def told(w):
 @in_a_loop
 async def test_an_action_is_written_before_and_after(tmp_path):
     async with world(tmp_path) as w:
-        async with w.edge.noted("billing", "seek", "orders as billing to latest"):
+        async with w.asked.offers.audit.action("billing", "seek", "orders as billing to latest"):
             assert await told(w) == [("billing", "seek", "orders as billing to latest", "begun")]
         with pytest.raises(ZeroDivisionError):
-            async with w.edge.noted("billing", "replay", "1 dead letters of billing"):
+            async with w.asked.offers.audit.action("billing", "replay", "1 dead letters of billing"):
                 raise ZeroDivisionError
         assert [each[1::2] for each in await told(w)] == [("seek", "done"), ("replay", "failed")]
 
@@ -60,7 +60,7 @@ async def test_what_cannot_be_written_is_not_done(tmp_path):
         done = False
         disk.arm("audit.write", "ENOSPC", 1)
         with pytest.raises(StoreUnusable):
-            async with w.edge.noted("billing", "seek", "orders"):
+            async with w.asked.offers.audit.action("billing", "seek", "orders"):
                 done = True
         assert not done
         assert await told(w) == []
@@ -70,31 +70,89 @@ async def test_what_cannot_be_written_is_not_done(tmp_path):
 async def test_nobody_fills_the_audit_by_actions(tmp_path):
     async with world(tmp_path) as w:
         for _ in range(ACTIONS_PER_MINUTE):
-            async with w.edge.noted("eve", "seek", "t"):
+            async with w.asked.offers.audit.action("eve", "seek", "t"):
                 pass
         with pytest.raises(QuotaExceeded, match="eve has done 120 audited actions"):
-            async with w.edge.noted("eve", "seek", "t"):
+            async with w.asked.offers.audit.action("eve", "seek", "t"):
                 pass
-        async with w.edge.noted("ada", "seek", "t"):
+        async with w.asked.offers.audit.action("ada", "seek", "t"):
             pass
+
+
+@in_a_loop
+async def test_repeated_actions_are_counted_and_every_kind_is_recorded(tmp_path, capsys):
+    """74 MB a day were one token's."""
+    path = settings_for(tmp_path).store_dir / "audit"
+    async with world(tmp_path) as w:
+        for who in ("eve", "ada"):
+            for number in range(ACTIONS_PER_MINUTE - 2):
+                with suppress(ZeroDivisionError):
+                    async with w.asked.offers.audit.action(who, "seek", f"t{number % 40} as c to latest"):
+                        assert number % 2 == 0 or 1 / 0
+            async with w.asked.offers.audit.action(who, "replay", "1 dead letters of c"):
+                pass
+            async with w.asked.offers.audit.action(who, "replay", "1 dead letters of c"):
+                pass
+            with pytest.raises(QuotaExceeded):
+                async with w.asked.offers.audit.action(who, "seek", "t"):
+                    pass
+        sums = [each for each in await told(w) if each[2] == SUMMED]
+        assert {each[3] for each in sums} == {"begun"}, "it is durable that there are some"
+        size = path.stat().st_size
+        assert size < 2 * 8000
+        await auditor_of(w).round()
+        found, _ = await w.edge.audited(1000)
+        for who in ("eve", "ada"):
+            mine = [each for each in found if each.who == who]
+            assert len([each for each in mine if each.action == "seek"]) == DETAILED + 1
+            counted = {each.action: each.counts for each in mine if each.target == SUMMED}
+            rest = ACTIONS_PER_MINUTE - 2 - DETAILED
+            assert counted == {"seek": {"done": rest // 2, "failed": rest // 2, "refused": 1}, "replay": {"done": 1}}
+        async with w.asked.offers.audit.action("eve", "seek", "t0 as c to latest"):
+            pass
+        assert (await told(w))[-1] == ("eve", "seek", "t0 as c to latest", "done"), "a new minute"
+    assert main(["audit", "verify", "--data", str(tmp_path)]) == exits.OK
+    capsys.readouterr()
+
+
+@in_a_loop
+async def test_repeats_are_not_done_where_their_sum_cannot_be_begun(tmp_path):
+    async with world(tmp_path) as w:
+        async with w.asked.offers.audit.action("eve", "seek", "t"):
+            pass
+        disk.arm("audit.write", "ENOSPC", 1)
+        done = False
+        with pytest.raises(StoreUnusable):
+            async with w.asked.offers.audit.action("eve", "seek", "t"):
+                done = True
+        assert not done
+        async with w.asked.offers.audit.action("eve", "seek", "t"):
+            pass
+        assert [each[2:] for each in await told(w)] == [("t", "done"), (SUMMED, "begun")]
 
 
 @in_a_loop
 async def test_denials_are_summed_up(tmp_path):
     async with world(tmp_path) as w:
         for number in range(1000):
-            w.edge.denied("eve", "POST /v1/halves", f"token eve: may not {number}")
+            w.asked.offers.audit.denied("eve", "POST /v1/halves", f"token eve: may not {number}")
         await auditor_of(w).round()
         found, _ = await w.edge.audited(10)
         (one,) = found
         assert (one.who, one.action, one.target, one.counts) == ("eve", "denied", "POST /v1/halves", {"denied": 1000})
         assert one.reason == "token eve: may not 0"
+        for number in range(100):
+            w.asked.offers.audit.denied("ada", f"GET /{number % 3}", "no")
+        await auditor_of(w).round()
+        (one, _), _ = await w.edge.audited(10)
+        assert (one.who, one.target) == ("ada", "several operations")
+        assert one.counts == {"denied": 100, "GET /0": 34, "GET /1": 33, "GET /2": 33}
         for number in range(10 * DENIALS_MAX):
-            w.edge.denied(f"eve{number}", "GET /metrics", "no")
+            w.asked.offers.audit.denied(f"eve{number}", "GET /metrics", "no")
         await auditor_of(w).round()
         found, _ = await w.edge.audited(10 * DENIALS_MAX)
-        assert len(found) == 1 + DENIALS_MAX + 1
-        assert sum((each.counts or {})["denied"] for each in found) == 1000 + 10 * DENIALS_MAX
+        assert len(found) == 2 + DENIALS_MAX + 1
+        assert sum((each.counts or {})["denied"] for each in found) == 1100 + 10 * DENIALS_MAX
 
 
 @in_a_loop
@@ -122,7 +180,7 @@ async def test_tokens_that_came_and_went_are_told_also_after_a_restart(tmp_path)
 @in_a_loop
 async def test_anchors_are_messages_that_the_command_holds_the_audit_against(tmp_path, capsys):
     async with world(tmp_path) as w:
-        async with w.edge.noted("ada", "login", "console"):
+        async with w.asked.offers.audit.action("ada", "login", "console"):
             pass
         await auditor_of(w).round()
         await auditor_of(w).round()
@@ -188,5 +246,5 @@ def test_logins_seeks_and_denials_of_a_real_endpoint(tmp_path):
     ]
     with edge(data) as (_, port), EdgeClient(port, token=ops) as client:
         records = json.loads(client.raw("GET", "/v1/operator/audit")[2])["records"]
-    denied = {(each["who"], each["target"], each["counts"]["denied"]) for each in records if each["action"] == "denied"}
-    assert denied == {("shop", "POST /v1/topics/{topic}/seek", 1), ("shop", "POST /console/session", 1)}
+    (denied,) = [(each["who"], each["counts"]) for each in records if each["action"] == "denied"]
+    assert denied == ("shop", {"denied": 2, "POST /v1/topics/{topic}/seek": 1, "POST /console/session": 1})

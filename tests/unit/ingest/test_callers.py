@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
-from ingest.callers import check_call, check_origin, check_page
-from ingest.errors import Forbidden
+from ingest.callers import check_call, check_origin, check_page, check_single
+from ingest.errors import Forbidden, InvalidRequest
+from tests.support.edge_world import SMALL
+from tests.support.endpoint import Endpoint
 
 OURS = {b"host": b"localhost:7480"}
 
@@ -15,7 +19,20 @@ def test_names_of_loopback_need_no_token(host):
     check_page({b"host": host}, has_tokens=False)
 
 
-@pytest.mark.parametrize("host", [b"", b"evil.example", b"127.0.0.1.evil.example:7480", b"10.0.0.1", b"\xff"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        b"",
+        b"evil.example",
+        b"127.0.0.1.evil.example:7480",
+        b"10.0.0.1",
+        b"\xff",
+        b"[::1].evil.example",
+        b"[::1",
+        b"localhost:x.evil",
+        b"127.0.0.1:80:evil",
+    ],
+)
 def test_without_tokens_another_host_is_refused(host):
     with pytest.raises(Forbidden, match="Host"):
         check_page({b"host": host}, has_tokens=False)
@@ -61,3 +78,17 @@ def test_a_proxy_needs_tokens(name):
 def test_other_pages_are_refused(origin, host):
     with pytest.raises(Forbidden):
         check_origin(origin, host)
+
+
+@pytest.mark.parametrize("name", [b"origin", b"sec-fetch-site", b"authorization"])
+def test_a_header_that_decides_who_asks_is_there_once(name):
+    check_single([(b"accept", b"a"), (b"accept", b"b"), (name, b"none")])
+    with pytest.raises(InvalidRequest, match="is there twice"):
+        check_single([(name, b"cross-site"), (b"accept", b"a"), (name, b"none")])
+
+
+def test_the_last_of_two_headers_does_not_let_a_page_in(tmp_path):
+    head = "GET /v1/topics/t/messages?group=g&consumer=c HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    with Endpoint(tmp_path, *SMALL) as endpoint, socket.create_connection(("127.0.0.1", endpoint.port)) as connection:
+        connection.sendall(f"{head}Sec-Fetch-Site: cross-site\r\nSec-Fetch-Site: none\r\n\r\n".encode())
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")

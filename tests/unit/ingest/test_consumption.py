@@ -114,6 +114,26 @@ def test_acknowledged_out_of_order_and_after_restarts(tmp_path):
     play(tmp_path, story)
 
 
+def test_the_extents_of_all_queues_are_those_of_each(tmp_path):
+    """Settled queues, queues whose last messages are not settled, new ones, and one that has nothing."""
+
+    async def story(w):
+        await w.edge.create_topic("empty", 3)
+        await w.edge.send([w.message(topic=f"t{n}") for n in range(20)])
+        w.settle()
+        await w.edge.send([w.message(topic=f"t{n}") for n in range(10, 30)])
+        await w.pull(topic="t12")
+        tail, names = w.edge.consumption._tail, w.edge.store.dictionary
+        found = tail.extents()
+        for topic_no, queues in enumerate(names.queues):
+            for key in range(topic_no << 6, (topic_no << 6) + queues):
+                assert found.get(key, (0, 0)) == tail.extent(key)
+        counts = {each["topic"]: each["messages"] for each in w.edge.overview.topics()}
+        assert counts == {"empty": 0, **{f"t{n}": 2 if 10 <= n < 20 else 1 for n in range(30)}}
+
+    play(tmp_path, story)
+
+
 def test_groups_do_not_see_each_other(tmp_path):
     async def story(w):
         await w.send(b"m")

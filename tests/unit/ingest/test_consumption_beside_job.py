@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from ingest.core import Edge, EndRequest
+from ingest.capabilities import EndRequest
+from ingest.core import Edge
 from store.frames import Message
 from tests.support.edge_world import settings_for
 from tests.support.service import read_topic

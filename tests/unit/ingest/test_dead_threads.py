@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from ingest.core import EndRequest
+from ingest.capabilities import EndRequest
 from ingest.errors import EdgeFailed
 from ingest.threads import Threads
 from store.errors import StoreUnusable

@@ -10,13 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from ingest.door import PIPELINED_MAX
+from ingest.connection import PIPELINED_MAX
 from store.directory import Lock
 from tests.support.edge_client import EdgeClient, RemoteError, body_of
 from tests.support.edge_world import SMALL
@@ -405,7 +405,7 @@ def post(path, content, *more):
 
 
 def test_halves_however_they_come(running):
-    """In one piece they go straight (ingest/straight.py), otherwise by ASGI: answers and their order are the same."""
+    """In one piece they run without a task (ingest/straight.py), otherwise with one: answers and their order are the same."""
     half = json.dumps({"messages": [HALF]}).encode()
     good, last, bad = post(b"/v1/halves", half), post(b"/v1/halves", half, b"connection: close"), post(b"/v1/halves", b"{")
     end = post(b"/v1/ends", json.dumps({"ends": [{"group": "g", "id": "x", "outcome": "commit"}]}).encode())
@@ -619,10 +619,63 @@ def test_requests_of_a_member_that_hangs_up_go_to_another(tmp_path):
         assert [(check["id"], check["attempt"]) for check in checks] == [(id, 1)]
 
 
+def long_poll(member):
+    return b"GET /v1/groups/q/checks?member=%b&wait_s=60 HTTP/1.1\r\nhost: localhost\r\n\r\n" % member
+
+
 def test_connections_are_bounded(tmp_path):
-    with edge(tmp_path / "data", "maxConnections=2") as (_, port), EdgeClient(port) as first, EdgeClient(port) as second:
-        first.status()
-        second.status()
-        told = problem_in(talk(port))
-        assert (told["status"], told["code"]) == (503, "overloaded")
-        first.status()
+    """Those that have a request under way are never ended for a new one: that is refused."""
+    flags = ("maxConnections=3", "pollWaitMax=60s")
+    with edge(tmp_path / "data", *flags) as (_, port), ExitStack() as stack:
+        polling = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 20)) for _ in range(3)]
+        for connection in polling[:2]:
+            connection.sendall(long_poll(b"m"))
+        with EdgeClient(port) as watching:  # the third, which is idle, made room for it
+            while figure(watching, "escrow_check_polls_waiting") < 2:
+                pass
+            assert polling[2].recv(1) == b""
+            watching.connection.sock.sendall(long_poll(b"m"))
+            answer = b""
+            while b" 503 " not in answer:  # until the poll is read, its connection counts as idle
+                answer = talk(port, b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+                assert answer
+            told = problem_in(answer)
+            assert (told["status"], told["code"]) == (503, "overloaded")
+            for connection in (*polling[:2], watching.connection.sock):
+                connection.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    connection.recv(1)
+
+
+def test_the_connection_that_was_idle_longest_makes_room(tmp_path):
+    """Idle clients cannot lock others out."""
+    flags = ("maxConnections=3", "keepAliveTimeout=10m", "headerTimeout=10m", "pollWaitMax=60s")
+    with edge(tmp_path / "data", *flags) as (_, port), ExitStack() as stack:
+        other, longest = (stack.enter_context(EdgeClient(port)) for _ in range(2))
+        active = stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+        other.status()
+        longest.status()
+        active.sendall(long_poll(b"m"))
+        while figure(other, "escrow_check_polls_waiting") < 1:
+            pass
+        new = stack.enter_context(EdgeClient(port))
+        assert new.call("GET", "/livez") == {"status": "ok"}
+        assert longest.connection.sock.recv(1) == b"", "it was idle longest"
+        kept = other.connection.sock
+        assert other.call("GET", "/livez") == {"status": "ok"}
+        assert other.connection.sock is kept
+        assert figure(new, "escrow_connections_refused_total") == 1
+        assert figure(new, "escrow_check_polls_waiting") == 1
+
+
+def test_silent_clients_and_incomplete_heads_make_room(tmp_path):
+    with edge(tmp_path / "data", "maxConnections=4", "headerTimeout=10m") as (_, port), ExitStack() as stack:
+        crowd = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 20)) for _ in range(4)]
+        for connection in crowd[:3]:
+            connection.sendall(b"GET /livez HT")
+        clients = [stack.enter_context(EdgeClient(port)) for _ in range(4)]
+        for client in clients:
+            assert client.call("GET", "/livez") == {"status": "ok"}
+        for connection in crowd:
+            assert connection.recv(1) == b""
+        assert figure(clients[0], "escrow_connections_refused_total") == 4

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ingest.core import EndRequest
+from ingest.capabilities import EndRequest
 from ingest.errors import InvalidRequest
 from store.errors import Corrupt
 from store.presence import Presence

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ingest.core import EndRequest
+from ingest.capabilities import EndRequest
 from ingest.errors import Closing, EdgeFailed, InvalidRequest, Overloaded, Standby, TransactionsRejected
 from store import disk
 from store.errors import BodyTooLarge, DuplicateKey, IllegalName, SegmentGone, StoreUnusable

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ingest.core import EndRequest
+from ingest.capabilities import EndRequest
 from ingest.errors import InvalidRequest
 from ingest.receipts import ReceiptSealer
 from store import disk

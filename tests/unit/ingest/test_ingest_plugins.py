@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from ingest import breaker, transports
-from ingest.core import Edge
+from ingest.assembly import assemble, plugin_notices
 from ingest.errors import CannotStart, QuotaExceeded, RefusedByService, ServiceFailed
-from ingest.plugged import PluggedEdge, make_edge, plugin_notices
+from ingest.plugged import PluggedHalves
 from store.presence import Presence
 from store.records import OpKind, State
 from tests.support.distributions import example, installer
@@ -69,18 +69,20 @@ def courier(w):
 
 
 def test_without_plug_ins_it_is_the_plain_edge(tmp_path):
-    edge = make_edge(settings_for(tmp_path))
-    assert type(edge) is Edge
+    edge = assemble(settings_for(tmp_path))
+    assert {edge.halves, edge.ends, edge.polls, edge.messages} == {edge.core}
+    assert edge.waits_plainly
     assert [part.name for part in edge.parts] == ["transports"]
 
 
 def test_a_plug_in_that_is_not_named_is_left_alone_and_told(tmp_path, install):
     install("hours", f"[{SERVICE}]\nhours = theirs:Made\n", theirs="raise SystemExit('it ran')")
     settings = settings_for(tmp_path, "plugins=")
-    assert type(make_edge(settings)) is Edge
+    edge = assemble(settings)
+    assert {edge.halves, edge.ends, edge.polls, edge.messages} == {edge.core}
     assert [told.partition(":")[0] for told in plugin_notices(settings)] == ["plug-in hours (escrow.transaction_service"]
     with pytest.raises(CannotStart, match="plugins: nothing: no such plug-in is installed"):
-        make_edge(settings_for(tmp_path, "plugins=hours,nothing"))
+        assemble(settings_for(tmp_path, "plugins=hours,nothing"))
 
 
 def test_what_kafka_mode_does_with_plug_ins(tmp_path, install):
@@ -90,8 +92,7 @@ def test_what_kafka_mode_does_with_plug_ins(tmp_path, install):
         "plug-in teller (escrow.sinks) is not used: Kafka mode calls no sinks"
     ]
     installed(install)
-    with pytest.raises(CannotStart, match="and Kafka mode has no place for one: take it out"):
-        make_edge(settings_for(tmp_path, *kafka))
+    assert isinstance(assemble(settings_for(tmp_path, *kafka)).halves, PluggedHalves)
 
 
 # --- listeners ---
@@ -289,7 +290,7 @@ def test_a_broken_plug_in_keeps_the_edge_from_starting(tmp_path, install, group,
 
     async def run():
         with pytest.raises(CannotStart) as caught:
-            await make_edge(settings_for(tmp_path / "data")).open()
+            await assemble(settings_for(tmp_path / "data")).open()
         assert says in str(caught.value)
         assert "\n" not in str(caught.value)
 
@@ -342,12 +343,13 @@ def test_everything_goes_through_the_service(tmp_path, install):
     async def story(w):
         import their_service  # type: ignore[import-not-found]
 
-        from ingest.core import EndRequest
+        from ingest.capabilities import EndRequest
 
-        assert isinstance(w.edge, PluggedEdge)
-        ids = await w.edge.prepare([w.message(), w.message()])
+        assert isinstance(w.asked.halves, PluggedHalves)
+        assert not w.asked.waits_plainly
+        ids = [id for id, _ in await w.asked.halves.store_halves([w.message(), w.message()])]
         outcomes = [("commit", ids[0]), ("commit", ids[0]), ("unknown", ids[1]), ("rollback", ids[1]), ("commit", ids[1])]
-        answers = await w.edge.end([EndRequest("g", id, outcome) for outcome, id in outcomes])
+        answers = await w.asked.ends.end([EndRequest("g", id, outcome) for outcome, id in outcomes])
         assert [answer.verdict for answer in answers] == ["accepted", "already", "accepted", "accepted", "conflict"]
         assert answers[-1].state == "ROLLED_BACK"
         assert their_service.calls == ["open", "prepare", ("commit", 2), ("rollback", 1), ("commit", 1)]

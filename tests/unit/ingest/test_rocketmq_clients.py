@@ -39,7 +39,7 @@ class Clock:
 
 @asynccontextmanager
 async def clients_of(w, clock):
-    made = Clients(w.edge, Signatures(w.settings, Access(w.settings)), clock)
+    made = Clients(w.asked, Signatures(w.settings, Access(w.settings)), clock)
     made.start()
     try:
         yield made
@@ -260,7 +260,7 @@ def test_a_poll_that_waits_shows_nothing_to_a_token_that_was_revoked(tmp_path):
             access = Access(w.settings)
             signatures = Signatures(w.settings, access)
             principal = access.principal(f"Bearer {made}")
-            service, written = Service(w.edge, signatures, clients), list[pb.ReceiveMessageResponse]()
+            service, written = Service(w.asked, signatures, clients), list[pb.ReceiveMessageResponse]()
             request = pb.ReceiveMessageRequest(group={"name": "c"}, batch_size=1)
             request.message_queue.topic.name = "t"
             request.invisible_duration.FromSeconds(30)

@@ -8,7 +8,7 @@ import pytest
 
 from escrow.settings import load
 from ingest.errors import Overloaded, QuotaExceeded
-from ingest.shares import TOKENS_MAX, WAIT_MAX_S, Shares
+from ingest.shares import AT_ONCE_MAX, REQUEST_BYTES, TOKENS_MAX, WAIT_MAX_S, Shares
 
 
 class Clock:
@@ -59,7 +59,7 @@ def test_bytes_are_counted_too(monkeypatch):
     assert shares.begin("a", 500, patient=False) is not None
     assert loop.waits_s == pytest.approx([0.5])
     clock.now_s += 10
-    shares.end("a", more_bytes=2500)  # it came without a length
+    shares.end("a", 1000, more_bytes=2500)  # it came without a length
     shares.begin("a", 0, patient=False)
     assert loop.waits_s[1:] == pytest.approx([1.5])
 
@@ -84,12 +84,12 @@ def test_so_many_at_a_time():
     with pytest.raises(Overloaded, match="token a: 2 requests under way"):
         shares.begin("a", 0, patient=True)
     shares.begin("b", 0, patient=False)
-    shares.end("a")
+    shares.end("a", 0)
     shares.begin("a", 0, patient=False)
 
 
 def test_without_limits_nothing_waits():
-    shares, _ = made("tokenInFlightMax=0")
+    shares, _ = made("tokenInFlightMax=0", "tokenHeldBytesMax=0")
     assert all(shares.begin("a", 1 << 30, patient=False) is None for _ in range(5000))
 
 
@@ -98,7 +98,7 @@ def test_tokens_are_forgotten_but_not_while_something_is_under_way():
     shares.begin("busy", 0, patient=False)
     for number in range(2 * TOKENS_MAX):
         shares.begin(f"t{number}", 0, patient=False)
-        shares.end(f"t{number}")
+        shares.end(f"t{number}", 0)
     with pytest.raises(Overloaded):
         shares.begin("busy", 0, patient=False)
 
@@ -117,8 +117,69 @@ def test_a_request_is_held_until_its_time():
 
 def test_ends_do_not_run_a_token_into_debt(monkeypatch):
     Loop(monkeypatch)
-    shares, clock = made("tokenRequestsMax=10", "tokenInFlightMax=0")
+    shares, clock = made("tokenRequestsMax=10", "tokenInFlightMax=0", "tokenHeldBytesMax=0")
     for _ in range(10_000):
         shares.begin("a", 0, patient=True)
     clock.now_s += WAIT_MAX_S + 1
     assert shares.begin("a", 0, patient=False) is None
+
+
+MIB = 1 << 20
+
+
+def test_what_is_held_for_a_token_is_one_account():
+    shares, _ = made("tokenHeldBytesMax=8MiB", "maxRequestSize=1MiB")
+    shares.begin("a", 4 * MIB, patient=False)
+    shares.hold("a", 2 * MIB)
+    for refused in (lambda: shares.hold("a", MIB), lambda: shares.begin("a", MIB, patient=False)):
+        with pytest.raises(Overloaded, match=f"token a: {6 * MIB + REQUEST_BYTES} bytes .* are held .tokenHeldBytesMax"):
+            refused()
+    shares.begin("b", 4 * MIB, patient=False)
+    shares.begin("a", MIB, patient=True)
+    shares.end("a", MIB)
+    shares.let_go("a", 2 * MIB)
+    shares.hold("a", MIB)
+    assert shares.refused == 2
+
+
+def test_who_holds_nothing_may_hold_one_thing():
+    shares, _ = made("tokenHeldBytesMax=1MiB")
+    shares.begin("a", 4 * MIB, patient=False)
+    with pytest.raises(Overloaded):
+        shares.hold("a", 1)
+
+
+def test_messages_of_unknown_size_wait_for_room_in_turn():
+    async def receive(shares, got, number, come):
+        async with shares.room("a"):
+            got.append(number)
+            await come.wait()
+
+    async def story():
+        shares, come = Shares(load(None, ["tokenHeldBytesMax=4MiB", "maxRequestSize=1MiB"], {})), asyncio.Event()
+        got: list[int] = []
+        shares.hold("a", MIB)
+        tasks = [asyncio.create_task(receive(shares, got, number, come)) for number in range(6)]
+        await asyncio.sleep(0)
+        assert got == [0, 1], "an eighth is for ends"
+        tasks[2].cancel()
+        tasks[0].cancel()
+        await asyncio.wait(tasks[:1])
+        await asyncio.sleep(0)
+        assert got == [0, 1, 3]
+        async with shares.room("b"):
+            pass
+        shares.let_go("a", MIB)
+        await asyncio.sleep(0)
+        assert got == [0, 1, 3, 4]
+        come.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert got == [0, 1, 3, 4, 5]
+        shares.hold("a", 1 << 40)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("held", "streams"), [("0", AT_ONCE_MAX), ("1MiB", 1), ("128MiB", 2), ("16GiB", AT_ONCE_MAX)])
+def test_streams_that_are_listened_to_hold_a_quarter(held, streams):
+    assert made(f"tokenHeldBytesMax={held}")[0].listened_max == streams

@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from ingest.core import Edge
-from ingest.plugged import PluggedEdge
-from ingest.traced import TracedEdge
+from ingest.plugged import PluggedEnds, PluggedHalves, PluggedPolls
+from ingest.traced import TracedEnds, TracedHalves, TracedPolls
 from store.edge import PROPERTIES_MAX_BYTES
 from store.errors import InvalidRecord
 from tests.support.distributions import example, installer
@@ -115,8 +114,10 @@ def test_with_a_transaction_service_that_is_plugged_in(tmp_path, traces, monkeyp
     install("hours", points, business_hours=example("business_hours"))
 
     async def story(w):
-        assert isinstance(w.edge, PluggedEdge)
-        assert isinstance(w.edge, TracedEdge)
+        asked = w.asked
+        assert [type(each) for each in (asked.halves, asked.ends, asked.polls)] == [TracedHalves, TracedEnds, TracedPolls]
+        inside = [type(each.next) for each in (asked.halves, asked.ends, asked.polls)]
+        assert inside == [PluggedHalves, PluggedEnds, PluggedPolls]
         await w.end(await w.half(), "commit")
         await until_told(w, traces, 2)
 
@@ -127,7 +128,7 @@ def test_with_a_transaction_service_that_is_plugged_in(tmp_path, traces, monkeyp
 def test_without_an_endpoint_it_is_the_plain_edge(tmp_path):
     async def story():
         async with world(tmp_path / "data") as w:
-            assert type(w.edge) is Edge
-            assert w.edge.consumption.handed_out is None
+            assert {w.asked.halves, w.asked.ends, w.asked.polls, w.asked.messages} == {w.edge}
+            assert w.asked.offers.deliveries is w.edge.consumption
 
     asyncio.run(story())

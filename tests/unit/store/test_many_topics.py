@@ -7,11 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from store import disk
+from store.catalogue import SLOTS_PER_FILE, Catalogue
 from store.errors import IllegalName
 from store.frames import Message
+from store.reader import topic_queue_name
+from store.records import queue_key_of, queue_offset_of, topic_of_key
 from store.verify import verify
 from tests.support.service import Service
 
@@ -91,3 +95,43 @@ def test_verify_knows_who_made_names(service: Service) -> None:
     service.settle()
     service.close()
     assert verify(service.root).problems == []
+
+
+def test_a_batch_over_many_queues_puts_each_entry_where_its_op_says(service: Service) -> None:
+    for _ in range(3):
+        chosen = np.random.default_rng(7).integers(0, 120, 300).tolist()
+        messages = [Message("g", f"t{at // 4}", b"%d" % number, queue_id=at % 4) for number, at in enumerate(chosen)]
+        service.edge.wait(service.edge.append_messages(messages, service.now_ms).ticket)
+        service.settle()
+    job = service.job
+    ops = job.log.ops(0, service.edge.op_end)
+    ends: dict[int, int] = {}
+    for op_offset, position in zip(ops["op_offset"].tolist(), ops["position"].tolist(), strict=True):
+        key, place = queue_key_of(position), queue_offset_of(position)
+        ends[key] = max(ends.get(key, 0), place + 1)
+        (entry,) = job._queues.queue(topic_queue_name(*topic_of_key(key))).read(place, place + 1).tolist()
+        assert entry[:2] == job.log.op_queue.entry(op_offset)[:2]
+    assert {key: (0, end) for key, end in ends.items()} == job.catalogue.extents()
+
+
+def test_many_queues_at_once_are_the_same_as_one_by_one(tmp_path: Path) -> None:
+    rng = np.random.default_rng(11)
+    once, one_by_one = (Catalogue(tmp_path / name, writable=True) for name in ("once", "one"))
+    reader = Catalogue(tmp_path / "once")
+    for _ in range(4):
+        keys = rng.choice(3 * SLOTS_PER_FILE, SLOTS_PER_FILE, replace=False).tolist()
+        begins, ends = np.cumsum(rng.integers(0, 99, (2, len(keys))), axis=0).tolist()
+        queues = dict(zip(keys, zip(begins, ends, strict=True), strict=True))
+        once.extend_many(queues)
+        for key, (begin, end) in queues.items():
+            one_by_one.extend(key, begin, end)
+        reader.refresh()
+        every = np.arange(3 * SLOTS_PER_FILE)
+        plain = [one_by_one.extent(key) for key in every.tolist()]
+        for catalogue in (once, reader):
+            assert [catalogue.extent(key) for key in every.tolist()] == plain
+            assert catalogue.begins(every).tolist() == [begin for begin, _ in plain]
+            assert catalogue.extents() == {key: one_by_one.extent(key) for key in one_by_one.queue_keys()}
+    assert len(once.queue_keys()) > SLOTS_PER_FILE
+    for catalogue in (once, one_by_one, reader):
+        catalogue.close()
