@@ -17,6 +17,7 @@ the last message is the one that is there.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -29,7 +30,7 @@ from store.catalogue import Catalogue
 from store.commit_log import CommitLog
 from store.dictionary import NAME, Dictionary, NameKind, NameRecord, stand_in
 from store.directory import TOPIC_REMOVAL, StoreDirectory
-from store.errors import NamesLost
+from store.errors import Corrupt, NamesLost
 from store.frames import FrameKind
 from store.progress import Progress
 from store.records import QUEUES_PER_TOPIC_MAX, State, state_of, topic_of_key
@@ -186,7 +187,12 @@ class _Gathered:
         generation = self.directory.likely_generation()
         keys = set(positions)
         for payload in journal.survey(self.directory.root / consumers.NAME).payloads:
-            record = consumers.decode(payload)
+            try:
+                record = consumers.decode(payload)
+            except (struct.error, ValueError) as error:
+                path = self.directory.root / consumers.NAME
+                reason = f"not a consumer's record ({error}): another file was put here. Put it back from a backup"
+                raise Corrupt(path, 0, reason) from error
             self._use(NameKind.GROUP, record.group_no)
             self._use_queue(record.queue_key)
             told = self.told.get((NameKind.TOPIC, topic_of_key(record.queue_key)[0]))
