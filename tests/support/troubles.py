@@ -32,6 +32,7 @@ _CHECKED = ("dictionary", "edge.checkpoint", "edge.published", "job.checkpoint",
 
 def trouble(root: Path, history: History, rng: Random) -> tuple[str, Callable[[], None]]:
     """What it will be, and what does it and looks at the store behind it."""
+    history.keys_made_anew = True
     kind = rng.choice(("restored", "rebuilt", "lost", "lost", "damaged"))
     if kind == "restored":
         return kind, lambda: _restore(root, history, rng)
