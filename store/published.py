@@ -77,6 +77,10 @@ class JobSlot:
     NO_ROOM_SINCE_MS = 28
 
 
+#: Slots from here on are unused.
+_STOPS: Final = {EDGE_MAGIC: EdgeSlot.VISIBLE_END + 1, JOB_MAGIC: JobSlot.NO_ROOM_SINCE_MS + 1}
+
+
 class PublishedPage:
     """One mapped page of i64 slots."""
 
@@ -90,6 +94,7 @@ class PublishedPage:
             disk.close_file(fd)
         if writable:
             self._slots[0] = magic
+            self._slots[_STOPS.get(magic, len(self._slots)) :] = 0  # damage, or told by a later release: nobody here tells it
         elif int(self._slots[0]) != magic:
             raise Corrupt(path, 0, "not a published page of this kind")
 

@@ -20,23 +20,26 @@ from tests.support.children import Child, Teller
 from tests.support.history import History
 from tests.support.points import OPENING, RECOVERING, Aim, aims, any_aim
 from tests.support.seeds import KILLS_PER_LIFE, SEED
-from tests.support.world import World, ageing, open_edge, open_job, settle_all
+from tests.support.troubles import trouble
+from tests.support.world import World, WrongWall, ageing, open_edge, open_job, settle_all
 
 ACTIONS_PER_CHILD = 120
 SHARDS = 6
 #: Children that may miss their failpoint before the test gives up: what they play is random.
 ATTEMPTS = 6
+#: By how much a wall clock may be wrong: days ahead, when everything would be old; a day behind.
+LEAPS_MS = (4 * 86_400_000, 400 * 86_400_000, -86_400_000)
 
 
 # --- children -------------------------------------------------------------------------------------------------------------
-def acting(root: Path, seed: int, aim: Aim | None) -> Callable[[Teller], None]:
-    """Opens the store and plays until it dies, or for so many actions."""
+def acting(root: Path, seed: int, aim: Aim | None, leap_ms: int = 0) -> Callable[[Teller], None]:
+    """Opens the store and plays until it dies, or for so many actions; on a machine whose wall clock is wrong by `leap_ms`."""
 
     def main(teller: Teller) -> None:
         if aim is not None:
             aim.arm()
         rng = Random(seed)
-        world = World(root)
+        world = World(root, wall=WrongWall(leap_ms, teller.history.now_ms))
         if aim is not None and aim.favourites == {"Retain"}:
             for action in ageing(teller.history):
                 teller.play(action, world.perform)
@@ -113,26 +116,33 @@ def _kill_once(root: Path, aim: Aim, seed: int, *, new: bool) -> bool:
 
 
 def test_lives_of_kills(fast_path: Path, life_seed: int, record_property: Callable[[str, object], None]) -> None:
-    """One store, many kills: at any pass through any failpoint and at random instants, during recovery too."""
+    """One store, many kills: at any pass through any failpoint and at random instants, during recovery too. Between them it is
+    restored from a backup, rebuilt, loses files, has damaged ones; and the wall clock leaps and comes back."""
     rng, history, root = Random(life_seed), History(), fast_path / "store"
     kills, last = 0, "nothing"
+    WrongWall(0, history.now_ms).guard(root)  # the clock is right when the store is made
     try:
         for number in range(KILLS_PER_LIFE * 3):
             if kills >= KILLS_PER_LIFE:
                 break
-            seed = life_seed * 1000 + number
+            seed, was = life_seed * 1000 + number, last.rpartition(", then ")[2]
+            leap_ms = rng.choice(LEAPS_MS) if rng.random() < 0.3 else 0
             if rng.random() < 0.3:
-                last = f"kill at random, child seed {seed}"
-                kills += run_for(history, acting(root, seed, None), rng.randint(1, 200), rng.randint(0, 4000))
+                last = f"{was}; kill at random, child seed {seed}, leap {leap_ms}"
+                kills += run_for(history, acting(root, seed, None, leap_ms), rng.randint(1, 200), rng.randint(0, 4000))
             else:
                 aim = any_aim(rng)
-                last = f"{aim}, child seed {seed}"
-                kills += run(history, acting(root, seed, aim))
+                last = f"{was}; {aim}, child seed {seed}, leap {leap_ms}"
+                kills += run(history, acting(root, seed, aim, leap_ms))
             while rng.random() < 0.4:
                 aim = any_aim(rng, RECOVERING)
                 last += f", then {aim}"
                 kills += run(history, recovering(root, aim))
             check_store(root, history, rng)
+            if rng.random() < 0.3:
+                what, do = trouble(root, history, rng)
+                last += f", then {what}"
+                do()
     except Exception as error:
         raise AssertionError(f"ESCROW_SEED={life_seed}, after {kills} kills, {last}: {error}") from error
     record_property("kills", kills)

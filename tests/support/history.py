@@ -191,6 +191,8 @@ class History:
     round_start_ms: int = T0_MS
     idents: int = 0
     job_clock: Clock | None = None
+    #: Dedup keys were learnt again from the log: those of halves that retention has taken are gone with them.
+    keys_made_anew: bool = False
 
     # --- notes ------------------------------------------------------------------------------------------------------------
     def intend(self, action: Action) -> None:
@@ -220,7 +222,11 @@ class History:
         assert len(offsets) == len(action.messages), "an offset for each message"
         for sent, offset in zip(action.messages, offsets, strict=True):
             earlier = self.by_key.get((sent.group, sent.dedup_key)) if sent.dedup_key else None
-            if earlier is not None:
+            if earlier is not None and self.keys_made_anew and offset != earlier:
+                self.assert_old(earlier)  # retention took the frame that the key could be learnt from
+                del self.by_key[sent.group, sent.dedup_key]
+                self.adopt(offset, sent, action.now_ms)
+            elif earlier is not None:
                 assert offset == earlier, f"dedup key {sent.dedup_key} led to half {offset}, not to {earlier}"
             else:
                 self.adopt(offset, sent, action.now_ms)

@@ -17,6 +17,7 @@ from store.consume_queue import REASON_SHIFT
 from store.directory import Geometry
 from store.edge import EdgeStore, End
 from store.ends import Answer
+from store.guarded_clock import GuardedClock
 from store.job import JobStore
 from store.published import EdgeSlot, JobSlot
 from store.reader import TopicReader
@@ -82,11 +83,31 @@ def drop(store: EdgeStore | JobStore) -> None:
     store.__exit__(RuntimeError)
 
 
-class World:
-    """Edge and job, in one process. Either may be absent: then the other process has it."""
+class WrongWall:
+    """The machine's clocks: the time since boot is that of the action; the wall clock is wrong by `leap_ms`."""
 
-    def __init__(self, root: Path, *, edge: bool = True, job: bool = True) -> None:
-        self.root = root
+    def __init__(self, leap_ms: int, now_ms: int) -> None:
+        self.leap_ms, self.at_ms = leap_ms, now_ms
+
+    def now_ms(self) -> int:
+        return self.at_ms + self.leap_ms
+
+    def steady_ms(self) -> int:
+        return self.at_ms
+
+    def guard(self, root: Path) -> GuardedClock:
+        """The clock of the service whose store this is."""
+        return GuardedClock(self, root.parent / "clock", boot=1)
+
+
+class World:
+    """Edge and job, in one process. Either may be absent: then the other process has it.
+
+    With a `wall` retention asks a guarded clock, as the service does, whose files lie beside the store."""
+
+    def __init__(self, root: Path, *, edge: bool = True, job: bool = True, wall: WrongWall | None = None) -> None:
+        self.root, self._wall = root, wall
+        self._guard = wall.guard(root) if wall is not None else None
         self._edge: EdgeStore | None = None
         self._job: JobStore | None = None
         self._reader: TopicReader | None = None
@@ -127,6 +148,8 @@ class World:
     # --- doing ------------------------------------------------------------------------------------------------------------
     def perform(self, action: Action) -> Any:
         """Do it; the answer that a caller would get."""
+        if self._wall is not None:
+            self._wall.at_ms = max(self._wall.at_ms, action.now_ms)
         return getattr(self, f"_{type(action).__name__.lower()}")(action)
 
     def _prepare(self, action: Prepare) -> list[int]:
@@ -158,11 +181,17 @@ class World:
 
     def _retain(self, action: Retain) -> int:
         if self._job is not None:
-            self.job.retain(action.now_ms, RETENTION_MS)
+            self._retain_job(action.now_ms)
         if self._edge is None:
             return 0
         self.edge.retain()
         return max(self.edge.page[EdgeSlot.HALF_BEGIN], self.edge.half_queue.begin)
+
+    def _retain_job(self, now_ms: int) -> None:
+        if self._guard is None:
+            self.job.retain(now_ms, RETENTION_MS)
+        elif self._guard.deletes_allowed():
+            self.job.retain(self._guard.now_ms(), RETENTION_MS, self._guard.leapt_ms(RETENTION_MS))
 
     def _checkpoint(self, action: Checkpoint) -> None:
         (self.edge if action.side == "edge" else self.job).checkpoint()
