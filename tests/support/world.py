@@ -97,7 +97,7 @@ class WrongWall:
 
     def guard(self, root: Path) -> GuardedClock:
         """The clock of the service whose store this is."""
-        return GuardedClock(self, root.parent / "clock", boot=1)
+        return GuardedClock(self, root.with_name(root.name + "-clock"), boot=1)
 
 
 class World:
