@@ -5,9 +5,9 @@
 ARG MAVEN_IMAGE=maven:3.9.16-eclipse-temurin-17
 ARG PYTHON_IMAGE=python:3.12.16-slim-bookworm
 
-# Spark's Kafka connector: jars, as streaming/kafka-pom.xml has them; each is the one that the lock names, and there is no other.
+# Spark's Kafka connector: jars, as streaming/spark/kafka-pom.xml has them; each is the one that the lock names, and there is no other.
 FROM ${MAVEN_IMAGE} AS jars
-COPY streaming/kafka-pom.xml streaming/kafka-pom.lock /build/
+COPY streaming/spark/kafka-pom.xml streaming/spark/kafka-pom.lock /build/
 RUN mvn -B -q -f /build/kafka-pom.xml org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies \
         -DincludeScope=runtime -DoutputDirectory=/jars \
     && cd /jars && LC_ALL=C sh -c 'sha256sum -- *.jar' | diff /build/kafka-pom.lock -

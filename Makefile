@@ -138,25 +138,25 @@ crash: venv ## the long crash campaign: 5000 kills
 	$(BIN)/python -m pytest tests/faults --kills=5000 --timeout=0 $(PYTEST)
 
 chaos: venv ## the long chaos campaign: 300 kills of the whole service, Spark included
-	$(BIN)/python -m tests.chaos.campaign --kills=$(KILLS) $(if $(SEED),--seed=$(SEED))
+	$(BIN)/python -m tests.campaigns.chaos.campaign --kills=$(KILLS) $(if $(SEED),--seed=$(SEED))
 
 chaos-ingest: venv ## 300 runs of real producers that are killed, while the endpoint is too and the network breaks
-	$(BIN)/python -m tests.chaos_ingest.campaign --runs=$(RUNS) $(if $(SEED),--seed=$(SEED))
+	$(BIN)/python -m tests.campaigns.chaos_ingest.campaign --runs=$(RUNS) $(if $(SEED),--seed=$(SEED))
 
 chaos-kafka: venv tools ## 100 kills of driver, executors, broker leaders, endpoint and store: three brokers, two Spark workers
-	$(BIN)/python -m tests.kafka.campaign --kills=$(KAFKA_KILLS) $(if $(SEED),--seed=$(SEED))
+	$(BIN)/python -m tests.campaigns.kafka.campaign --kills=$(KAFKA_KILLS) $(if $(SEED),--seed=$(SEED))
 
 soak: venv ## 30 minutes of constant load: memory and files at both ends
 	$(BIN)/python -m benchmarks.soak --minutes=$(MINUTES)
 
 fuzz: venv ## 100,000 hostile requests against the endpoint
-	$(BIN)/python -m tests.fuzz.campaign --requests=$(REQUESTS) $(if $(SEED),--seed=$(SEED))
+	$(BIN)/python -m tests.campaigns.fuzz.campaign --requests=$(REQUESTS) $(if $(SEED),--seed=$(SEED))
 
 tenants: venv ## a hostile tenant beside a well-behaved one, the whole service with Spark (10 minutes)
-	$(BIN)/python -m tests.tenants.campaign --minutes=$(TENANT_MINUTES) $(if $(SEED),--seed=$(SEED))
+	$(BIN)/python -m tests.campaigns.tenants.campaign --minutes=$(TENANT_MINUTES) $(if $(SEED),--seed=$(SEED))
 
 fuzz-store: venv ## 20,000 damaged stores: opened, verified, rebuilt, backed up and restored
-	$(BIN)/python -m tests.fuzz_store.campaign --cases=$(CASES) $(if $(SEED),--seed=$(SEED))
+	$(BIN)/python -m tests.campaigns.fuzz_store.campaign --cases=$(CASES) $(if $(SEED),--seed=$(SEED))
 
 lock: ## resolve requirements/*.lock again, from pyproject.toml, and the lock beside every pom.xml
 	@sh scripts/preflight.sh "$(PYTHON)"

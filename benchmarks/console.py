@@ -24,10 +24,10 @@ from urllib.parse import urlencode
 from benchmarks.ingest import serving, wrk, wrk_script
 from benchmarks.support import load, report, scratch, spread
 from checker.policy import Policy
-from store.edge import EdgeStore
-from store.frames import Message
-from store.job import JobStore
-from streaming.settle import Settler, read_feed
+from store.edge.store import EdgeStore
+from store.job.store import JobStore
+from store.tables.frames import Message
+from streaming.settlement.settle import Settler, read_feed
 
 GROUPS, TOPICS = 50, 7
 TURNS = 5

@@ -14,15 +14,15 @@ import time
 from pathlib import Path
 
 from benchmarks.support import load, report, scratch
-from escrow.settings import load as load_settings
 from ingest.capabilities import EndRequest
-from ingest.consumption import Consumption
-from ingest.core import Edge
-from ingest.settled import Settled
-from ingest.tail import Tail
-from store.cursor import Cursors
-from store.frames import Message
-from store.reader import LogReader
+from ingest.consuming.consumption import Consumption
+from ingest.consuming.settled_queues import Settled
+from ingest.consuming.tail import Tail
+from ingest.edge.embedded import Edge
+from runtime.settings import load as load_settings
+from store.read.readers import LogReader
+from store.tables.delivery_cursors import Cursors
+from store.tables.frames import Message
 
 COUNT = 100_000
 BODY = b"x" * 100

@@ -18,10 +18,10 @@ import grpc
 import grpc.aio
 import uvloop
 
-from escrow.settings import load
 from ingest.rocketmq import messaging_pb2 as pb
 from ingest.rocketmq.front import server_options
 from ingest.rocketmq.service import SERVICE
+from runtime.settings import load
 
 ANSWER = pb.SendMessageResponse(
     status=pb.Status(code=pb.OK, message="OK"),

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support import load, report, scratch, spread
-from ingest.request import Request
+from ingest.http.request import Request
 
 BODY = "x" * 1024
 RATE = 200
@@ -56,8 +56,8 @@ def bare() -> None:
     """The bare handler, as a process; prints its port."""
     import uvloop
 
-    from escrow.settings import load as load_settings
-    from ingest.door import Door
+    from ingest.http.connections.listener import Door
+    from runtime.settings import load as load_settings
 
     async def serve() -> None:
         listening = socket.socket()

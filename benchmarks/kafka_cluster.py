@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.kafka import REAL, await_commits, fill_halves, job, make_topics, settings_for, visible
 from benchmarks.support import load, private_mib, report, scratch
-from streaming.session import make_run_directory, start_spark
+from streaming.spark.session import make_run_directory, start_spark
 from tests.support.kafka import kafka_cluster
 from tests.support.spark_cluster import spark_cluster
 from tests.support.tools import require_tool

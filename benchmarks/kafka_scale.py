@@ -21,13 +21,13 @@ import numpy as np
 from benchmarks.support import load, report, scratch
 from checker.policy import Policy
 from sinks.kafka import redo
-from store.job import Batch
+from store.job.shard import ShardStore
+from store.job.store import Batch
 from store.records import HALF, OP, OpKind
-from store.redo_log import Marker
-from store.shard import ShardStore
-from store.state_table import StateTable
-from streaming.kafka_records import Piece, _packed, _unpacked, joined
-from streaming.settle import Feed, Settler
+from store.tables.redo_log import Marker
+from store.tables.state_table import StateTable
+from streaming.kafka.records import Piece, _packed, _unpacked, joined
+from streaming.settlement.settle import Feed, Settler
 
 NOW_MS = 1_900_000_000_000
 USED: float = 0.7

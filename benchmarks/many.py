@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.support import alternate, load, private_mib, ratio, report, scratch, spread
-from escrow.settings import load as load_settings
-from ingest.core import Edge
-from store.consumers import ConsumerKind, ConsumerRecord, Consumers
-from store.descriptors import raise_file_limit
-from store.edge import EdgeStore
-from store.frames import Message
-from store.job import JobStore
+from ingest.edge.embedded import Edge
+from runtime.settings import load as load_settings
+from store.edge.store import EdgeStore
+from store.io.descriptors import raise_file_limit
+from store.job.store import JobStore
 from store.records import QUEUE_OFFSET_BITS
+from store.tables.consumers import ConsumerKind, ConsumerRecord, Consumers
+from store.tables.frames import Message
 
 TOPICS, GROUPS, QUEUES = 20_000, 10_000, 2
 RELEASED, BATCH = 100_000, 2_000

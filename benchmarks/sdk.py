@@ -31,9 +31,9 @@ from typing import Any
 
 from benchmarks.support import alternate, load, ratio, report, scratch, spread
 from escrow import Api, AsyncProducer, End, Message, Outcome, Producer
+from escrow._loop import LoopTransport
+from escrow._transport import Server
 from escrow.api import posting_ends, posting_halves
-from escrow.loop import LoopTransport
-from escrow.transport import Server
 
 CALLERS = 64
 TRANSACTIONS = 6_400

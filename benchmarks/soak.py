@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.support import load, report, scratch
-from tests.chaos.service import Service, until
+from tests.campaigns.chaos.service import Service, until
 from tests.support.edge_client import EdgeClient
 
 FLAGS = ("listenPort=0", "jobMetricsPort=0", "startTimeout=600s")

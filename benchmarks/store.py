@@ -17,13 +17,13 @@ import numpy as np
 from benchmarks.support import alternate, load, private_mib, ratio, report, scratch, seconds, spread
 from checker.decisions import Decision, Tick, decide
 from checker.policy import Policy
-from store.edge import EdgeStore, End
-from store.frames import Message
-from store.job import JobStore, rows_of_halves
+from store.edge.store import EdgeStore, End
+from store.job.store import JobStore, rows_of_halves
 from store.records import HALF, ROW, OpKind, State, pack_word
-from store.redo_log import Marker, RedoLog, make_images
-from store.state_table import StateTable
-from streaming.settle import Settler, read_feed
+from store.tables.frames import Message
+from store.tables.redo_log import Marker, RedoLog, make_images
+from store.tables.state_table import StateTable
+from streaming.settlement.settle import Settler, read_feed
 
 BODY = os.urandom(1024)
 NOW_MS = 1_700_000_000_000

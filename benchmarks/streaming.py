@@ -31,16 +31,16 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.support import load, report, scratch
 from escrow import Message as Outgoing
 from escrow import Outcome, Producer
-from escrow import settings as escrow_settings
-from escrow.settings import Settings
+from runtime import settings as escrow_settings
+from runtime.settings import Settings
 from sinks.interfaces import Applied
-from store.edge import EdgeStore, End
-from store.frames import Message
-from store.presence import Presence
+from store.edge.store import EdgeStore, End
+from store.io.wakeup import JOB_WAKE, Waker
 from store.records import OpKind
-from store.wake import JOB_WAKE, Waker
+from store.tables.frames import Message
+from store.tables.presence import Presence
 from streaming.service import JobService, collect
-from streaming.session import make_run_directory, start_spark
+from streaming.spark.session import make_run_directory, start_spark
 
 BODY = os.urandom(1024)
 RATE = 200

@@ -7,15 +7,15 @@ await edge.halves.store_halves(messages)
 
 from __future__ import annotations
 
-from escrow.clock import Clock
-from escrow.settings import Settings
-from escrow.tracing import TracingError
 from ingest.capabilities import Capabilities, Core
-from ingest.core import Edge
+from ingest.checks.couriers import Transports
+from ingest.edge.embedded import Edge
 from ingest.errors import CannotStart
 from ingest.plugged import GROUP, plug_in
 from ingest.traced import trace
-from ingest.transports import Transports
+from runtime.clock import Clock
+from runtime.settings import Settings
+from runtime.tracing import TracingError
 from sinks.errors import BrokenPlugin
 from sinks.plugins import check_named, find, left_out
 

@@ -1,7 +1,10 @@
 """What a door (HTTP, gRPC) and a courier may ask of an edge, as narrow protocols, and the set of them that one edge has.
 
-Two implementations, `ingest.core` (embedded) and `ingest.kafka.edge`; neither knows the other. Wrappers take a capability and give
-one (`ingest.traced`, `ingest.plugged`, `ingest.quotas.Limited`); `ingest.assembly` puts all together. A capability that a mode does
+Two implementations, `ingest.edge.embedded` (embedded) and `ingest.kafka.edge`; neither knows the other. Wrappers take a
+capability and
+give
+one (`ingest.traced`, `ingest.plugged`, `ingest.edge.quotas.Limited`); `ingest.assembly` puts all together. A capability that a
+mode does
 not have is None here, and its routes and methods are not mounted.
 """
 
@@ -16,25 +19,25 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from escrow.settings import Settings
-from ingest.access import Principal, Token
-from ingest.auditing import Audited
-from ingest.checks import CheckRequest, Handover, Member
-from ingest.deliveries import DeadLetter, Delivery
-from ingest.groups import Groups
-from ingest.history import Inspected, Transaction
-from ingest.listings import Listings
-from ingest.operator import Action, Done
+from ingest.auth.access import Principal, Token
+from ingest.auth.reloading_file import Watched
+from ingest.checks.delivery import CheckRequest, Handover, Member
+from ingest.consuming.deliveries import DeadLetter, Delivery
+from ingest.consuming.start_positions import EARLIEST
+from ingest.edge.groups import Groups
+from ingest.operating.auditing import Audited
+from ingest.operating.history import Inspected, Transaction
+from ingest.operating.listings import Listings
+from ingest.operating.operator import Action, Done
+from ingest.operating.topic_removal import Wanted
 from ingest.parts import Parts
-from ingest.starts import EARLIEST
-from ingest.topics import Wanted
-from ingest.watched import Watched
-from store.ends import Answer, Verdict
-from store.frames import Message
+from runtime.settings import Settings
+from store.edge.removal import Removal
 from store.guarded_clock import GuardedClock
 from store.progress import Progress, no_progress
 from store.records import OpKind, State
-from store.removal import Removal
+from store.tables.ends import Answer, Verdict
+from store.tables.frames import Message
 
 OUTCOMES: Final = {"commit": OpKind.COMMIT, "rollback": OpKind.ROLLBACK, "unknown": OpKind.UNKNOWN}
 
@@ -227,7 +230,7 @@ class Deliveries(Protocol):
 
 
 class Consuming(Deliveries, Protocol):
-    """What consumers do; `ingest.consumption` says more."""
+    """What consumers do; `ingest.consuming.consumption` says more."""
 
     def put_back(self, deliveries: Sequence[Delivery]) -> None: ...
     async def ack(self, topic: str, group: str, receipts: Sequence[str]) -> list[str]: ...
@@ -353,7 +356,7 @@ class Capabilities:
 
     @property
     def waits_plainly(self) -> bool:
-        """Halves, messages and ends wait for plain futures of this loop and nothing else (`ingest.straight`)."""
+        """Halves, messages and ends wait for plain futures of this loop and nothing else (`ingest.http.fast_path`)."""
         core = self.core
         return core.waits_plainly and self.halves is core and self.messages is core and self.ends is core
 

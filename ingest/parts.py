@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from escrow.clock import Clock, SystemClock, this_boot
-from escrow.settings import Settings
 from ingest.errors import Closing, InvalidRequest, Standby, TooLarge, TransactionsRejected
+from runtime.clock import Clock, SystemClock, this_boot
+from runtime.settings import Settings
 from store.clock import Rules
 from store.errors import StoreError
 from store.guarded_clock import GuardedClock

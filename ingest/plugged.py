@@ -14,17 +14,17 @@ from contextlib import asynccontextmanager
 from itertools import groupby
 from typing import Any, Final, TypeVar
 
-from escrow.settings import Settings
 from ingest.capabilities import Capabilities, Checks, EndAnswer, EndRequest, Ends, Halves, Polls, Transactions
-from ingest.checks import Handover
+from ingest.checks.couriers import public_request
+from ingest.checks.delivery import Handover
 from ingest.errors import BadId, CannotStart, EdgeError, RefusedByService, ServiceFailed
 from ingest.threads import Threads
-from ingest.transports import public_request
+from runtime.settings import Settings
 from sinks import interfaces
 from sinks.errors import BrokenPlugin, Refused
 from sinks.plugins import load_one
 from store.errors import StoreError
-from store.frames import Message
+from store.tables.frames import Message
 
 GROUP: Final = "escrow.transaction_service"
 #: Calls of the service that may be under way at a time; the others wait.

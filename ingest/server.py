@@ -1,6 +1,6 @@
 """The edge as a process: `python -m ingest.server [--config FILE] [--data DIR] [--set KEY=VALUE]`, started by `escrow run`.
 
-HTTP in front (door.py, app.py, routes.py), gRPC for RocketMQ's clients (rocketmq/), the edge core behind them (core.py).
+HTTP in front (listener.py, app.py, routes.py), gRPC for RocketMQ's clients (rocketmq/), the edge core behind them (embedded.py).
 
 stdout: one JSON line {"ready": true, "port": …, "url": …, "grpc_port": …} when it accepts, and {"notice": …} for what an operator
 should read.
@@ -27,20 +27,20 @@ from typing import Any, Final
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from escrow.metrics import EdgeMetrics, Figure
-from escrow.settings import PRIVATE_UMASK, Settings, SettingsError, from_arguments
-from ingest import tls
-from ingest.access import Access, check_listening
-from ingest.app import App, Route
 from ingest.assembly import assemble, plugin_notices
+from ingest.auth import tls
+from ingest.auth.access import Access, check_listening
 from ingest.capabilities import Capabilities
-from ingest.core import HEARTBEAT_S
-from ingest.door import Door
+from ingest.edge.embedded import HEARTBEAT_S
 from ingest.errors import CannotStart, EdgeError
-from ingest.figures import Figures
+from ingest.http.app import App, Route
+from ingest.http.connections.listener import Door
+from ingest.http.connections.room import Room, grpc_ports, make_room
+from ingest.http.metrics import Figures
+from ingest.http.routes import make_routes
 from ingest.rocketmq.front import Front
-from ingest.room import Room, grpc_ports, make_room
-from ingest.routes import make_routes
+from runtime.metrics import EdgeMetrics, Figure
+from runtime.settings import PRIVATE_UMASK, Settings, SettingsError, from_arguments
 from store.errors import GeometryMismatch, StoreError, StoreUnusable
 from store.progress import no_progress
 

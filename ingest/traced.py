@@ -1,4 +1,4 @@
-"""Tracing as wrappers: spans for halves, ends, check requests, answers and hand-outs (escrow/tracing.py says which and why).
+"""Tracing as wrappers: spans for halves, ends, check requests, answers and hand-outs (runtime/tracing.py says which and why).
 
 Each wrapper has a `next`; without tracing there are none, and nothing is asked on the way of a request. Spans of what has happened
 are made in a thread; the one of a half is begun before it is stored, since the message carries its name.
@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from escrow.settings import Settings
-from escrow.tracing import TRACEPARENT, Tracer
 from ingest.capabilities import Capabilities, Deliveries, EndAnswer, EndRequest, Ends, Halves, Issued, Polls
-from ingest.checks import Handover
-from ingest.deliveries import Delivery
-from ingest.starts import EARLIEST
-from store.edge import PROPERTIES_MAX_BYTES
-from store.frames import REAL_TOPIC, Message
+from ingest.checks.delivery import Handover
+from ingest.consuming.deliveries import Delivery
+from ingest.consuming.start_positions import EARLIEST
+from runtime.settings import Settings
+from runtime.tracing import TRACEPARENT, Tracer
+from store.edge.store import PROPERTIES_MAX_BYTES
+from store.tables.frames import REAL_TOPIC, Message
 
 #: What a message must have left for its trace.
 ROOM_BYTES: Final = 512

@@ -1,16 +1,17 @@
-"""Writes docs/configuration.md from escrow/settings.py: `make pages`. A test compares the two."""
+"""Writes docs/configuration.md from runtime/settings.py: `make pages`. A test compares the two."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
 
-from escrow.settings import KEYS, Key
+from runtime.settings import KEYS, Key
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "configuration.md"
 HEAD: Final = """# Configuration
 
-Every setting, made from [escrow/settings.py](../escrow/settings.py) by `make pages`; [conf/escrow.toml](../conf/escrow.toml) is the
+Every setting, made from [runtime/settings.py](../runtime/settings.py) by `make pages`; [conf/escrow.toml](../conf/escrow.toml)
+is the
 same as a file. Nothing has to be set: every key has a default.
 
 A value comes from the first of these that names it: a flag (`--set transactionTimeOut=10s`), a variable

@@ -1,12 +1,12 @@
 """The embedded deployment's sinks. Releases, check requests, proposals and discards are entries of the store's own queues, written
-when a batch is applied (store.job); what is left to do is to tell the edge that there is something new to deliver."""
+when a batch is applied (store.job.store); what is left to do is to tell the edge that there is something new to deliver."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from sinks.interfaces import Applied
-from store.wake import EDGE_WAKE, Waker
+from store.io.wakeup import EDGE_WAKE, Waker
 
 
 class EdgeWake:

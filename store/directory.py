@@ -2,8 +2,8 @@
 
     format.json                  format version, store id, geometry, what a reader must know, CRC of these
     edge.lock  job.lock          held (flock) by the writer of each side
-    edge.published  job.published  see published.py
-    edge.checkpoint  job.checkpoint  see edge.py, job.py
+    edge.published  job.published  see pages.py
+    edge.checkpoint  job.checkpoint  see store.py, store.py
     dictionary  consumers  audit journals
     incarnations                 see incarnations.py; only in a restored store
     presence  checks.cursor  dedup/
@@ -31,9 +31,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from store import disk
 from store.errors import Corrupt, FormatTooNew, GeometryMismatch, NotAStore, StoreLocked, StoreUnusable
 from store.incarnations import new_store_id
+from store.io import disk
 from store.records import ENTRY, ROW
 
 #: The highest format that this release reads. A store is made in format 1; one that needs a feature is of format 2.

@@ -22,11 +22,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from store import disk
 from store.clock import FOREIGN, Alert, ClockState, Event, Reading, Rules, begin, look
 from store.errors import Corrupt, StoreError
+from store.io import disk
 
-LOG: Final = logging.getLogger("escrow.clock")
+LOG: Final = logging.getLogger("runtime.clock")
 STATE_FILE: Final = "clock.state"
 ALERT_FILE: Final = "clock.alert"
 LOCK_FILE: Final = "clock.lock"

@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from store import disk
 from store.errors import Corrupt
+from store.io import disk
 
 INCARNATIONS: Final = "incarnations"
 TAG_DIGITS: Final = 8

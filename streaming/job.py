@@ -25,19 +25,19 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from escrow.settings import PRIVATE_UMASK, Settings, SettingsError, from_arguments
-from escrow.tracing import TracingError
+from runtime.settings import PRIVATE_UMASK, Settings, SettingsError, from_arguments
+from runtime.tracing import TracingError
 from sinks.errors import SinkError
-from store.descriptors import few_files, raise_file_limit
 from store.errors import CursorBeyondLog, ForeignFile, FormatTooNew, GeometryMismatch, NoRoom, NotAStore, StoreError
+from store.io.descriptors import few_files, raise_file_limit
 from streaming.errors import JavaDied, JobCannotStart, JobError
 from streaming.metrics_page import serve_metrics
-from streaming.room import Room, for_lack_of_room
 from streaming.service import JobService
-from streaming.session import java_death, make_run_directory, one_line, start_spark
+from streaming.settlement.disk_room import Room, for_lack_of_room
+from streaming.spark.session import java_death, make_run_directory, one_line, start_spark
 
 if TYPE_CHECKING:
-    from streaming.kafka_service import KafkaJobService
+    from streaming.kafka.service import KafkaJobService
 
 AnyService = Union[JobService, "KafkaJobService"]
 LOOK_S: Final = 0.5
@@ -148,7 +148,7 @@ def _made(settings: Settings) -> AnyService:
     if settings.mode == "embedded":
         return JobService(settings, tell=_waiting)
     try:
-        from streaming.kafka_service import KafkaJobService  # noqa: PLC0415 - an embedded install need not have Kafka's client
+        from streaming.kafka.service import KafkaJobService  # noqa: PLC0415 - an embedded install need not have Kafka's client
     except ModuleNotFoundError as error:
         raise JobCannotStart(
             f"Kafka mode needs the Python package {error.name}: in a checkout of Escrow, pip install '.[server,kafka]'"

@@ -1,4 +1,4 @@
-"""The job's metrics over HTTP: GET /metrics, and nothing else. Who may read them is what the edge says (`ingest.access`): with
+"""The job's metrics over HTTP: GET /metrics, and nothing else. Who may read them is what the edge says (`ingest.auth.access`): with
 tokens one with the role `metrics` (or an operator's), without tokens everybody on loopback, but no page in a browser and no proxy.
 
     too many          more than CONNECTIONS_MAX at a time: hung up on
@@ -19,10 +19,10 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from escrow.settings import Settings
-from ingest.access import Access, is_loopback
-from ingest.callers import check_page
+from ingest.auth.access import Access, is_loopback
+from ingest.auth.callers import check_page
 from ingest.errors import EdgeError, InvalidRequest
+from runtime.settings import Settings
 from streaming.errors import JobError
 
 PATHS: Final = ("/metrics", "/")

@@ -31,31 +31,31 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from checker.decisions import Decision
 from checker.policy import Policy
-from escrow.clock import Clock, SystemClock, this_boot
-from escrow.metrics import JobMetrics
-from escrow.settings import Settings
-from escrow.tracing import Tracer
+from runtime.clock import Clock, SystemClock, this_boot
+from runtime.metrics import JobMetrics
+from runtime.settings import Settings
+from runtime.tracing import Tracer
 from sinks.embedded import EdgeWake
 from sinks.interfaces import Applied, Sink
 from sinks.plugins import load_all
 from store.clock import Rules
-from store.dictionary import Dictionary
 from store.errors import NoRoom
 from store.guarded_clock import GuardedClock
-from store.job import JobStore
-from store.presence import Presence
-from store.published import JobSlot
-from store.wake import JOB_WAKE, Waker
-from streaming.chunks import Delivery, Row, unpack
+from store.io.pages import JobSlot
+from store.io.wakeup import JOB_WAKE, Waker
+from store.job.store import JobStore
+from store.tables.names import Dictionary
+from store.tables.presence import Presence
 from streaming.errors import JobStopped
-from streaming.gauges import TimedRedo, count_decisions, count_settled, watch_store
-from streaming.listener import ProgressListener
-from streaming.room import Room
-from streaming.rounds import Rounds
-from streaming.session import one_line, why_ended
-from streaming.settle import Settler
-from streaming.source import FORMAT, EscrowSource
-from streaming.spans import SettledSpans
+from streaming.metrics_feed import TimedRedo, count_decisions, count_settled, watch_store
+from streaming.settlement.disk_room import Room
+from streaming.settlement.rounds import Rounds
+from streaming.settlement.settle import Settler
+from streaming.settlement.spans import SettledSpans
+from streaming.spark.listener import ProgressListener
+from streaming.spark.packed_rows import Delivery, Row, unpack
+from streaming.spark.session import one_line, why_ended
+from streaming.spark.source import FORMAT, EscrowSource
 
 LOG: Final = logging.getLogger("escrow.job")
 TICK_S: Final = 0.25
@@ -79,7 +79,7 @@ class JobService:
         registry: CollectorRegistry | None = None,
         tell: Callable[[str, bool], None] = lambda text, _: LOG.warning(text),
     ) -> None:
-        """`tell` gets what an operator should read about room on the disk, see room.py."""
+        """`tell` gets what an operator should read about room on the disk, see disk_room.py."""
         self.settings, root = settings, settings.store_dir
         self.store = JobStore(root)
         self.clock = GuardedClock(

@@ -21,10 +21,10 @@ from typing import Any, Final, Protocol
 from benchmarks.rocketmq.processes import Talker, extent_bytes, tree
 from escrow import Api
 from escrow.errors import EscrowError
-from store.published import EDGE_MAGIC, JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
+from store.io.pages import EDGE_MAGIC, JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
 from streaming.errors import JobCannotStart
-from streaming.jars import resolve
-from tests.chaos.service import Service, until
+from streaming.spark.jars import resolve
+from tests.campaigns.chaos.service import Service, until
 from tests.support.endpoint import quiet_port
 
 HERE: Final = Path(__file__).parent

@@ -5,7 +5,7 @@ sealing.py   transaction ids
 messages.py  a message as a Kafka record, and back; what Kafka would refuse is refused at the door
 writer.py    a producer and its reports; what happens while Kafka is out of reach
 ops.py       one op record, read
-ends.py      how each half has ended: follows the op topic
+follower.py      how each half has ended: follows the op topic
 halves.py    halves read by partition and offset
 checks.py    check requests: from the check topic to members that poll
 history.py   what is known of one transaction

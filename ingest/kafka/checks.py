@@ -24,14 +24,14 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from ingest.checks import CheckRequest, Handover, Member
+from ingest.checks.delivery import CheckRequest, Handover, Member
+from ingest.consuming.poll_waiters import Waiting
 from ingest.kafka.messages import born_at_ms_of, properties_of
 from ingest.kafka.ops import headers_of
 from ingest.kafka.places import HALF_OFFSET_MAX, PARTITION_MAX, Place
-from ingest.waiting import Waiting
 from sinks.kafka.clients import Connection
 from sinks.kafka.contract import CHECK_COUNT, HALF_OFFSET, HALF_PARTITION, KEY, TOPIC
-from store.frames import KEYS, PGROUP, REAL_TOPIC, Frame, FrameKind
+from store.tables.frames import KEYS, PGROUP, REAL_TOPIC, Frame, FrameKind
 
 POLL_S: Final = 0.2
 ASK_S: Final = 10.0

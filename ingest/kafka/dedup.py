@@ -1,5 +1,5 @@
 """Dedup keys: a half with a key that was used within dedupWindow is the same half. Kept in mapped files of this endpoint
-(`store.dedup`), so they survive its restart, and are forgotten with its directory; other endpoints know nothing of them."""
+(`store.tables.dedup`), so they survive its restart, and are forgotten with its directory; other endpoints know nothing of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ingest.kafka.places import Place
-from store.dedup import Dedup, Known
 from store.errors import DuplicateKey
-from store.frames import Message
+from store.tables.dedup import Dedup, Known
+from store.tables.frames import Message
 
 Write = Callable[[Sequence[Message]], Awaitable[Sequence[Place]]]
 

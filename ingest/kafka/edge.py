@@ -22,17 +22,15 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaException
 
-from escrow.clock import Clock
-from escrow.settings import Settings
-from ingest import groups
 from ingest.capabilities import OUTCOMES, EndAnswer, EndRequest, JobState, Offers, answer_of
-from ingest.checks import CheckRequest, Handover, Member
+from ingest.checks.delivery import CheckRequest, Handover, Member
+from ingest.edge import groups
+from ingest.edge.ids import load_keys
+from ingest.edge.quotas import Limited
 from ingest.errors import BadId, CannotStart, EdgeError, InvalidRequest, KafkaUnreachable, NotInKafkaMode
-from ingest.history import Transaction
-from ingest.ids import load_keys
 from ingest.kafka.checks import KafkaChecks
 from ingest.kafka.dedup import SendOnce
-from ingest.kafka.ends import OpFollower
+from ingest.kafka.ended.follower import OpFollower
 from ingest.kafka.history import KafkaHistories
 from ingest.kafka.job import JobWatch
 from ingest.kafka.messages import RealTopics, check_message, half_record, message_record
@@ -40,18 +38,20 @@ from ingest.kafka.places import Place
 from ingest.kafka.quotas import RateQuotas
 from ingest.kafka.sealing import PlaceSealer, place_in
 from ingest.kafka.writer import LOOK_TIMEOUT_S, Reach, Record, Writer
-from ingest.operator import KIND_OF, RESULTS, Action, Done, Result
+from ingest.operating.history import Transaction
+from ingest.operating.operator import KIND_OF, RESULTS, Action, Done, Result
 from ingest.parts import Gate, Loops, Parts, guarded_clock
-from ingest.quotas import Limited
+from runtime.clock import Clock
+from runtime.settings import Settings
 from sinks.errors import KafkaUnfit
 from sinks.kafka.clients import Connection, ensure_topics
 from sinks.kafka.contract import Topics, op_headers
-from store.ends import Answer, Verdict, judge
 from store.errors import InvalidRecord, StoreUnusable
-from store.frames import PGROUP, Message
 from store.guarded_clock import GuardedClock
 from store.progress import Progress, no_progress
 from store.records import OpKind, Via
+from store.tables.ends import Answer, Verdict, judge
+from store.tables.frames import PGROUP, Message
 
 AGAIN_S: Final = 1.0
 CATCH_UP_S: Final = 1.0

@@ -12,18 +12,18 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from ingest.errors import BadId
-from ingest.history import Event, Transaction, event_of
-from ingest.kafka.ends import OpFollower
+from ingest.kafka.ended.follower import OpFollower
 from ingest.kafka.halves import Reader, reading
 from ingest.kafka.messages import born_at_ms_of
 from ingest.kafka.ops import headers_of, read_op
 from ingest.kafka.places import Place
 from ingest.kafka.sealing import PlaceSealer, place_in
+from ingest.operating.history import Event, Transaction, event_of
 from sinks.kafka.clients import Connection, bounds_of
 from sinks.kafka.contract import TOPIC, Topics, owner_of
-from store.ends import OPEN, Verdict, byte_after, judge
-from store.frames import REAL_TOPIC
 from store.records import OpKind, State
+from store.tables.ends import OPEN, Verdict, byte_after, judge
+from store.tables.frames import REAL_TOPIC
 
 ASK_S: Final = 10.0
 #: A history that cannot be read within this is not told: Kafka is out of reach, or the op partition is very long.

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from escrow.settings import Settings
-from ingest.groups import Groups
-from ingest.quotas import FREE, Admitted, Rates
-from ingest.watched import Watched
-from store.frames import Message, groups_of
+from ingest.auth.reloading_file import Watched
+from ingest.edge.groups import Groups
+from ingest.edge.quotas import FREE, Admitted, Rates
+from runtime.settings import Settings
+from store.tables.frames import Message, groups_of
 
 
 class RateQuotas:

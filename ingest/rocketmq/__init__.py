@@ -6,5 +6,5 @@ service.py          the calls, and what each does
 clients.py          who is there: telemetry streams, check requests down them, what push consumers have in hand, routes
 wire.py             messages from and to the wire
 codes.py            what an error becomes: a status code in the answer
-keys.py             access keys: whose signature is it?
+access_keys.py             access keys: whose signature is it?
 """

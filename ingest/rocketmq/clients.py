@@ -4,7 +4,8 @@
     Client      what is known of one client: its streams, the routes it was told, what it has in hand as a push consumer
     Clients     all of them, a part of the edge's life
 
-**Check requests** are handed over when the command is written to the stream, by a courier like any other (`ingest.transports`), a
+**Check requests** are handed over when the command is written to the stream, by a courier like any other
+(`ingest.checks.couriers`), a
 few at a time: Python's client checks on one thread.
 
 **In hand.** A push consumer asks for no visibility time: it expects a message to stay its own while it works, and to be given to
@@ -27,16 +28,16 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ingest.access import Principal
+from ingest.auth.access import Principal
+from ingest.auth.access_keys import Signatures
 from ingest.capabilities import Capabilities
-from ingest.checks import Handover
+from ingest.checks.couriers import Courier
+from ingest.checks.delivery import Handover
+from ingest.checks.webhooks import NotHandedOver
 from ingest.errors import EdgeError
 from ingest.rocketmq import messaging_pb2 as pb
 from ingest.rocketmq import wire
-from ingest.rocketmq.keys import Signatures
 from ingest.rocketmq.named import GROUPS_PER_STREAM_MAX, Named
-from ingest.transports import Courier
-from ingest.webhooks import NotHandedOver
 from store.errors import StoreError
 
 PUSH_VISIBILITY_S: Final = 900.0

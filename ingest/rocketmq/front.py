@@ -9,7 +9,8 @@ a little sooner, and loses more than that when each call has to be handed to the
 
 Limits: a message of maxRequestSize; grpcMaxCalls calls at a time, streams and long polls included, beyond which gRPC answers
 RESOURCE_EXHAUSTED; half of them in one connection. A client that does not answer a ping is hung up on. As many connections to each
-port as calls, or fewer where descriptors are few (`ingest.room`): more are hung up on. A connection begins HTTP/2 within
+port as calls, or fewer where descriptors are few (`ingest.http.connections.room`): more are hung up on. A connection begins
+HTTP/2 within
 headerTimeout, and ends after keepAliveTimeout without a call.
 """
 
@@ -26,14 +27,14 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what clients do wrong is coun
 import grpc
 import grpc.aio
 
-from escrow.settings import Settings
-from ingest import tls
-from ingest.access import Access
+from ingest.auth import tls
+from ingest.auth.access import Access
+from ingest.auth.access_keys import Signatures
 from ingest.capabilities import Capabilities
 from ingest.errors import CannotStart, TlsUnusable
 from ingest.rocketmq.clients import Clients
-from ingest.rocketmq.keys import Signatures
 from ingest.rocketmq.service import Service
+from runtime.settings import Settings
 
 #: How long accepted calls may take when the edge stops.
 DRAIN_S: Final = 2.0
@@ -139,7 +140,7 @@ def _credentials(settings: Settings) -> Any:
         try:
             tls.server_context(settings)  # says whether the two belong together
             return _configuration(settings)
-        except (TlsUnusable, OSError):  # `ingest.tls` says so, once
+        except (TlsUnusable, OSError):  # `ingest.auth.tls` says so, once
             return None
 
     return grpc.dynamic_ssl_server_credentials(

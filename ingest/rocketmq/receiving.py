@@ -4,7 +4,8 @@ Every handler of the service takes a stream, also for calls with one message: gR
 unary handler, so it would be in memory before the caller is known. What is not received stays with its sender (HTTP/2's flow
 control).
 
-One signer has RECEIVED_AT_ONCE messages on the way, or as many as its token may hold (`ingest.shares`); more of them wait their
+One signer has RECEIVED_AT_ONCE messages on the way, or as many as its token may hold (`ingest.auth.shares`); more of them wait
+their
 turn. Each must arrive within requestTimeout.
 
 A stream (Telemetry) begins with a command, which is received like any call's message. Later ones come when the client likes, or
@@ -26,10 +27,10 @@ from typing import Any, Final
 
 import grpc.aio
 
-from ingest.access import Principal
+from ingest.auth.access import Principal
+from ingest.auth.shares import AT_ONCE_MAX, REQUEST_BYTES, Shares
 from ingest.rocketmq import messaging_pb2 as pb
 from ingest.rocketmq.codes import Refused
-from ingest.shares import AT_ONCE_MAX, REQUEST_BYTES, Shares
 
 RECEIVED_AT_ONCE: Final = AT_ONCE_MAX
 

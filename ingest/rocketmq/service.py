@@ -16,18 +16,18 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import DecodeError
 
-from ingest.access import Principal
+from ingest.auth.access import Principal
+from ingest.auth.access_keys import Signatures
 from ingest.capabilities import Capabilities, Consuming, EndRequest
+from ingest.checks.webhooks import NotHandedOver
 from ingest.errors import BadId, Forbidden, Unauthorized
 from ingest.parts import MEMBER_MAX_CHARACTERS
 from ingest.rocketmq import codes, wire
 from ingest.rocketmq import messaging_pb2 as pb
 from ingest.rocketmq.clients import PUSH_VISIBILITY_S, Client, Clients
 from ingest.rocketmq.codes import OK, Refused
-from ingest.rocketmq.keys import Signatures
 from ingest.rocketmq.receiving import Receiving
-from ingest.webhooks import NotHandedOver
-from store.frames import UNIQ_KEY, check_name
+from store.tables.frames import UNIQ_KEY, check_name
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
 ADDRESSES_MAX: Final = 16

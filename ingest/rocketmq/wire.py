@@ -15,12 +15,12 @@ import hmac
 import zlib
 from typing import Final
 
-from ingest.checks import CheckRequest
-from ingest.deliveries import Delivery, shown_properties
+from ingest.checks.delivery import CheckRequest
+from ingest.consuming.deliveries import Delivery, shown_properties
 from ingest.rocketmq import messaging_pb2 as pb
 from ingest.rocketmq.codes import Refused
-from store.frames import KEYS, REAL_TOPIC, TAGS, UNIQ_KEY, Frame, FrameKind, Message
 from store.records import IMMUNITY_MAX_S
+from store.tables.frames import KEYS, REAL_TOPIC, TAGS, UNIQ_KEY, Frame, FrameKind, Message
 
 TRACE_CONTEXT: Final = "TRACE_CONTEXT"
 BORN_HOST: Final = "BORN_HOST"

@@ -1,4 +1,4 @@
-"""Options of Kafka clients, from plain values (escrow.settings.Settings.kafka_values), and the topics that must be there.
+"""Options of Kafka clients, from plain values (runtime.settings.Settings.kafka_values), and the topics that must be there.
 
 Two families of clients with two dialects: librdkafka (confluent-kafka, for the data) and Java (Spark's source). Secrets are read
 from their files when the options are made, never logged, and reach executors inside the task that needs them.

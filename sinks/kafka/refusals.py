@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import KafkaError
 
-from store.undeliverable import NO_LANE
+from store.job.undeliverable import NO_LANE
 
 _LANE_BYTES: Final = 8
 

@@ -32,14 +32,14 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AclOperation, AdminClient
 
 from sinks.kafka import clients, contract, redo
-from sinks.kafka.collector import no_collector
 from sinks.kafka.contract import BORN_TIME, OURS, PARTITION, TOPIC, TRANSACTION_ID
+from sinks.kafka.gc_pause import no_collector
 from sinks.kafka.reach import problem_of
 from sinks.kafka.refusals import Failure, Known, lane_of
-from store.consume_queue import REASON_SHIFT
+from store.job.undeliverable import NO_LANE, Refusal
 from store.records import OpKind, State, Via, check_count_of
-from store.redo_log import REDO, Marker, RedoKind, kinds_of, numbers_of
-from store.undeliverable import NO_LANE, Refusal
+from store.tables.consume_queue import REASON_SHIFT
+from store.tables.redo_log import REDO, Marker, RedoKind, kinds_of, numbers_of
 
 DEADLINE_S: Final = 60.0
 #: Messages that make no headway for this long are set aside. Nothing is lost if that was too soon: they are tried again.

@@ -10,7 +10,7 @@ import pytest
 
 from escrow.cli import build_parser
 from escrow.cli.completion import places
-from escrow.cli.export import schema
+from runtime.commands.export import schema
 from tests.cli.conftest import PATIENCE_S, ROOT
 from tests.support.pages import blocks
 

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from escrow.cli import checkup
-from escrow.cli.checkup import Level
-from ingest.ids import load_keys
-from store.edge import EdgeStore
+from ingest.edge.ids import load_keys
+from runtime.commands import checkup
+from runtime.commands.checkup import Level
+from store.edge.store import EdgeStore
 from tests.support.distributions import installer
 from tests.support.service import SMALLEST
 

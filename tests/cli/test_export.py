@@ -11,9 +11,9 @@ import pytest
 
 from checker.policy import Policy
 from escrow.cli import main
-from ingest.history import Histories
-from ingest.ids import Sealer, load_keys
-from store.edge import EdgeStore
+from ingest.edge.ids import Sealer, load_keys
+from ingest.operating.history import Histories
+from store.edge.store import EdgeStore
 from store.errors import SegmentGone
 from store.records import OpKind
 from tests.support.service import SMALLEST, T0_MS, Service

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import sync_playwright
 
-from tests.console.pages import PHONE, SIZES, Console
+from tests.support.console_pages import PHONE, SIZES, Console
 from tests.support.console_service import console_service
 from tests.support.tools import require_tool
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from playwright.sync_api import expect
 
-from tests.console.pages import DESKTOP, PHONE, SIZES, Console
+from tests.support.console_pages import DESKTOP, PHONE, SIZES, Console
 from tests.support.console_service import console_service
 from tests.support.endpoint import quiet_port, until
 

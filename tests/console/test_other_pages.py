@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.console.pages import PATIENCE_MS
+from tests.support.console_pages import PATIENCE_MS
 from tests.support.edge_client import EdgeClient
 from tests.support.endpoint import Endpoint, figures, until
 

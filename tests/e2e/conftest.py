@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from store.verify import verify
+from store.inspect.verify.store import verify
 from tests.support.otlp import Receiver
 
 ROOT = Path(__file__).parents[2]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from store import disk
-from store.backup import backup, restore
-from store.edge import EdgeStore
+from store.admin.backup import backup, restore
+from store.edge.store import EdgeStore
 from store.errors import NotAStore
-from store.job import JobStore
+from store.io import disk
+from store.job.store import JobStore
 from tests.support.check_store import check_verify
 from tests.support.children import Child, Teller
 from tests.support.history import History

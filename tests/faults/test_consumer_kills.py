@@ -14,10 +14,11 @@ from random import Random
 
 import pytest
 
-from ingest.core import Edge
-from store import consumers, disk
-from store.frames import Message
-from store.verify import verify
+from ingest.edge.embedded import Edge
+from store.inspect.verify.store import verify
+from store.io import disk
+from store.tables import consumers
+from store.tables.frames import Message
 from tests.support.children import Child, Teller
 from tests.support.edge_world import T0_MS, settings_for
 from tests.support.hand_clock import ByHand

@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
-from store.ends import Verdict
 from store.errors import Corrupt, StoreError
-from store.frames import HALF_HEAD
+from store.inspect.verify.store import verify
 from store.records import OpKind, State
-from store.verify import verify
+from store.tables.ends import Verdict
+from store.tables.frames import HALF_HEAD
 from tests.support.seeds import SEED
 from tests.support.service import SMALLEST, Service, read_topic
 
@@ -199,7 +199,7 @@ def test_recovery_keeps_everything_behind_the_damage(fast_path: Path, what: str,
 
 def _visible(root: Path, queue_offset: int) -> dict[int, bytes]:
     """The body at one place of the topic's first queue, if it can be read."""
-    from store.reader import open_readers
+    from store.read.readers import open_readers
 
     _, log, topics, _ = open_readers(root)
     assert topics is not None

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from store import disk
-from store.edge import EdgeStore
+from store.edge.store import EdgeStore
 from store.errors import (
     Corrupt,
     CursorBeyondLog,
@@ -25,7 +24,8 @@ from store.errors import (
     StoreLocked,
     StoreUnusable,
 )
-from store.job import JobStore
+from store.io import disk
+from store.job.store import JobStore
 from store.records import OpKind
 from tests.support.check_store import check_verify
 from tests.support.children import Child, Teller
@@ -187,7 +187,7 @@ def test_full_disk_for_the_job(mount: Mount) -> None:
     ballast.unlink()
     drop(service.job)
     service.job = JobStore(root)
-    from streaming.settle import Settler
+    from streaming.settlement.settle import Settler
 
     service.settler = Settler(service.job, service.policy)
     service.settle(10)

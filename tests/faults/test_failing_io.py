@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from store import disk
-from store.edge import End
+from store.edge.store import End
 from store.errors import FlushFailed, NoRoom, StoreUnusable
-from store.frames import Message
+from store.io import disk
 from store.records import OpKind, Via
+from store.tables.frames import Message
 from tests.support.check_store import check_store
 from tests.support.history import History
 from tests.support.points import OPENING, RECOVERING, failpoints

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from store import disk
 from store.directory import TOPIC_REMOVAL, StoreDirectory
-from store.edge import EdgeStore
-from store.frames import Message
-from store.removal import remove_topics
-from store.verify import verify
+from store.edge.removal import remove_topics
+from store.edge.store import EdgeStore
+from store.inspect.verify.store import verify
+from store.io import disk
+from store.tables.frames import Message
 from tests.support.points import ways
 from tests.support.service import SMALLEST, Service, read_topic
 

@@ -10,10 +10,10 @@ from random import Random
 
 import pytest
 
-from store import disk
-from store.audit import Audit, AuditRecord
-from store.consumers import ConsumerKind, ConsumerRecord, Consumers
+from store.io import disk
 from store.records import OpKind
+from store.tables.audit import Audit, AuditRecord
+from store.tables.consumers import ConsumerKind, ConsumerRecord, Consumers
 from tests.support.check_store import check_store
 from tests.support.children import Child, Teller
 from tests.support.history import Action, Checkpoint, EndMany, History, Prepare, Send, Sent, Wish

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from store import disk
-from store.edge import EdgeStore
+from store.edge.store import EdgeStore
 from store.errors import FlushFailed
-from store.frames import Message
-from store.job import JobStore
-from store.published import PAGE_BYTES
+from store.io import disk
+from store.io.pages import PAGE_BYTES
+from store.job.store import JobStore
 from store.records import OpKind, State
+from store.tables.frames import Message
 from tests.support.service import SMALLEST, T0_MS, Service, drop
 from tests.support.world import settle_all
 
@@ -127,7 +127,7 @@ def test_tail_of_ends(fast_path: Path, how: str) -> None:
 
 
 def _end(half_offset: int, kind: OpKind) -> Any:
-    from store.edge import End
+    from store.edge.store import End
 
     return End(half_offset, kind, "orders")
 

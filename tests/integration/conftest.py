@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from escrow.settings import load
-from store import disk
-from tests.integration.core_world import CoreWorld
-from tests.integration.job_world import JobWorld
+from runtime.settings import load
+from store.io import disk
+from tests.support.core_world import CoreWorld
+from tests.support.job_world import JobWorld
 from tests.support.spark import own_spark
 
 

@@ -1,7 +1,7 @@
 """Every case of docs/cases.md, and the tests that play it through real Spark with time injected.
 
 Numbers that the page leaves out (7, 8, 12 …) are not cases. Below Spark the same cases are played on the store alone
-(tests/unit/streaming/test_cases.py) and as pure rules (tests/unit/checker).
+(tests/unit/streaming/settlement/test_cases.py) and as pure rules (tests/unit/checker).
 """
 
 from __future__ import annotations

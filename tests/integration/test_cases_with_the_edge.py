@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from ingest.errors import Standby
-from store import disk
 from store.errors import Corrupt, DelayedHalf
+from store.io import disk
 from store.records import OpKind, State, Via
-from tests.integration.core_world import CoreWorld, MemberGone
-from tests.integration.job_world import spoil
+from tests.support.core_world import CoreWorld, MemberGone
+from tests.support.job_world import spoil
 
 # --- check delivery ---------------------------------------------------------------------------------------------------
 

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from escrow.cli import main
-from escrow.settings import load
+from runtime.settings import load
 from store.directory import Geometry
-from store.edge import EdgeStore, End
+from store.edge.store import EdgeStore, End
 from store.errors import StoreError
-from store.frames import Message
 from store.guarded_clock import STATE_FILE
-from store.published import JobSlot
-from store.reader import LogReader, topic_queue_name
+from store.io.pages import JobSlot
+from store.read.readers import LogReader, topic_queue_name
 from store.records import OpKind, State, state_of
+from store.tables.frames import Message
 from streaming import service as module
-from streaming.chunks import Delivery
-from streaming.settle import read_feed
+from streaming.settlement.settle import read_feed
+from streaming.spark.packed_rows import Delivery
 from tests.support.hand_clock import HandClock
 
 HOUR_S, DAY_S = 3_600, 86_400

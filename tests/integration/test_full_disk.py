@@ -11,13 +11,13 @@ from contextlib import closing, suppress
 
 import pytest
 
-from store import disk
-from store.published import JobSlot
-from store.reader import open_readers
+from store.io import disk
+from store.io.pages import JobSlot
+from store.read.readers import open_readers
 from store.records import OpKind
-from tests.integration.job_world import JobWorld
 from tests.integration.test_supervisor import running, until
 from tests.support.edge_client import RemoteError
+from tests.support.job_world import JobWorld
 from tests.support.mount import mounted
 
 #: Spark starts slowly where many others are at work.

@@ -17,17 +17,17 @@ from random import Random
 import pytest
 
 from escrow.cli import main
-from escrow.processes import kill_session, session_members
-from escrow.settings import load
-from store import disk
+from runtime.processes import kill_session, session_members
+from runtime.settings import load
 from store.guarded_clock import ALERT_FILE
-from store.published import JobSlot
+from store.inspect.verify.store import verify
+from store.io import disk
+from store.io.pages import JobSlot
 from store.records import OpKind, State
-from store.verify import verify
 from streaming.errors import JobStopped
-from streaming.session import make_run_directory
-from streaming.settle import Settler
-from tests.integration.job_world import JobWorld, spoil
+from streaming.settlement.settle import Settler
+from streaming.spark.session import make_run_directory
+from tests.support.job_world import JobWorld, spoil
 
 # --- batches ----------------------------------------------------------------------------------------------------------
 
@@ -240,8 +240,8 @@ def test_55_a_restart_repeats_no_check(world):
 
 
 def test_55_a_crash_in_the_middle_of_a_round(world, monkeypatch):
-    monkeypatch.setattr("streaming.settle.ROUND_PART_ROWS", 16)
-    monkeypatch.setattr("streaming.rounds.SLICE_S", 0.0)
+    monkeypatch.setattr("streaming.settlement.settle.ROUND_PART_ROWS", 16)
+    monkeypatch.setattr("streaming.settlement.rounds.SLICE_S", 0.0)
     halves = list(world.halves(b"%d" % n for n in range(64)))
     world.settle()
     world.online()
@@ -287,8 +287,8 @@ def test_a_jump_of_the_clock_stops_discards_until_confirmed(make_world, capsys):
 
 def test_a_round_yields_to_news(make_world, monkeypatch):
     """Parts of one round are spread over batches, and a release does not wait for the last of them."""
-    monkeypatch.setattr("streaming.settle.ROUND_PART_ROWS", 100)
-    monkeypatch.setattr("streaming.rounds.SLICE_S", 0.0)
+    monkeypatch.setattr("streaming.settlement.settle.ROUND_PART_ROWS", 100)
+    monkeypatch.setattr("streaming.settlement.rounds.SLICE_S", 0.0)
     world = make_world("outstandingPerGroupMax=100000")
     halves = world.halves(b"%d" % n for n in range(1_500))
     world.settle()

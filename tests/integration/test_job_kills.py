@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from escrow.processes import kill_session
-from store.ends import Verdict
+from runtime.processes import kill_session
+from store.inspect.verify.store import verify
 from store.records import State
-from store.verify import verify
-from tests.integration.job_world import JobWorld
+from store.tables.ends import Verdict
+from tests.support.job_world import JobWorld
 
 #: Where the batch dies → how many ops the redo log holds then (a kill loses no page: what was written is there, flushed or not).
 POINTS = {

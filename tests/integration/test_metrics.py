@@ -11,8 +11,8 @@ from prometheus_client import start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
 from store.records import OpKind, Via
-from streaming.listener import PHASES
-from tests.integration.job_world import JobWorld, spoil
+from streaming.spark.listener import PHASES
+from tests.support.job_world import JobWorld, spoil
 
 
 class Scraper:
@@ -116,7 +116,7 @@ def test_settlement_and_checks(make_world):
 
 def test_batches_store_and_spark(make_world, monkeypatch):
     """Batch phases, records behind, redo flush time, store sizes, quarantined records, and Spark's own progress."""
-    monkeypatch.setattr("streaming.gauges._SIZES_EVERY_S", 0.0)
+    monkeypatch.setattr("streaming.metrics_feed._SIZES_EVERY_S", 0.0)
     world = make_world("retentionInterval=1h", start=False)
     halves = world.halves(b"%d" % n for n in range(4))
     world.end_all(halves[:3], OpKind.COMMIT)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark import SparkContext
 
-from escrow.settings import load
+from runtime.settings import load
 from tests.support.spark import own_spark
 
 RPC_REQUEST = 3

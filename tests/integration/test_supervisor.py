@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from escrow import supervisor
-from store.reader import open_readers
+from runtime import supervisor
+from store.read.readers import open_readers
 from tests.support.edge_client import EdgeClient
 from tests.support.edge_world import SMALL
 
@@ -407,7 +407,7 @@ def test_a_look_at_java_that_was_killed_is_repeated(tmp_path):
 def test_without_java_nothing_is_started(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
     monkeypatch.setattr(os, "environ", {"PATH": str(tmp_path)})
-    from escrow.settings import load
+    from runtime.settings import load
 
     said: list[str] = []
     assert supervisor.run(load(None, [f"dataDir={tmp_path}/data"], {}), say=said.append) == 2

@@ -11,8 +11,8 @@ from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 
-from store.reader import open_readers
-from store.verify import verify
+from store.inspect.verify.store import verify
+from store.read.readers import open_readers
 from tests.integration.test_supervisor import running, until
 from tests.support.edge_client import EdgeClient, RemoteError
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from escrow.clock import SystemClock
+from runtime.clock import SystemClock
 from sinks.kafka import clients
 from store.clock import Rules
 from store.guarded_clock import ALERT_FILE, GuardedClock
-from streaming import kafka_time
-from streaming.kafka_time import BrokerTime
+from streaming.kafka import broker_time
+from streaming.kafka.broker_time import BrokerTime
 from tests.support.kafka import Cluster
 from tests.support.one_shard import OneShard
 
@@ -47,7 +47,7 @@ def test_a_driver_whose_clock_is_days_ahead_tells_the_brokers_time(
     clock = GuardedClock(brokers, tmp_path, boot=7)
     after_ms = time.time_ns() // 1_000_000
     # An answer is late by its way: time may be behind by that, never ahead.
-    assert before_ms - kafka_time.ROUND_TRIP_MAX_MS <= clock.now_ms()
+    assert before_ms - broker_time.ROUND_TRIP_MAX_MS <= clock.now_ms()
     assert brokers.now_ms() <= time.time_ns() // 1_000_000
     assert after_ms - clock.now_ms() < DAYS_MS // 2
     assert "this machine's clock is +345" in caplog.text
@@ -59,7 +59,7 @@ def test_it_is_asked_for_again_and_goes_on_meanwhile(lease: tuple[clients.Option
     first_ms = brokers.now_ms()
     machine.slept_ms = 5_000
     assert brokers.now_ms() >= first_ms + 5_000, "by what has elapsed here"
-    machine.slept_ms = kafka_time.ASK_EVERY_MS + 1
+    machine.slept_ms = broker_time.ASK_EVERY_MS + 1
     ahead = brokers._ahead_ms
     give_up_s = time.monotonic() + PATIENCE_S
     while brokers._ahead_ms == ahead and time.monotonic() < give_up_s:

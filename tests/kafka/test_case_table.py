@@ -1,6 +1,7 @@
 """Every case of docs/cases.md, and what plays it in Kafka mode: tests against the real broker, or why it has none.
 
-The rules themselves are those of embedded mode (checker/, streaming/settle.py), where every case is played through Spark with time
+The rules themselves are those of embedded mode (checker/, streaming/settlement/settle.py), where every case is played through
+Spark with time
 injected: tests/integration/test_case_table.py.
 """
 

@@ -25,9 +25,9 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from sinks.kafka import contract, release
 from sinks.kafka.clients import Connection
+from store.job.shard import ShardStore
 from store.records import State, check_count_of, state_of
-from store.shard import ShardStore
-from streaming.kafka_shard import Shard
+from streaming.kafka.shard import Shard
 from tests.support.kafka import Cluster
 from tests.support.kafka_world import KafkaWorld, Place
 from tests.support.same_history import LIVE, groups_of, history, other, play_embedded

@@ -12,8 +12,8 @@ import pytest
 from sinks.kafka import redo
 from store.records import State, state_of
 from streaming.errors import JobCannotStart
-from streaming.kafka_service import KafkaJobService
-from streaming.kafka_shard import Shard
+from streaming.kafka.service import KafkaJobService
+from streaming.kafka.shard import Shard
 from tests.support.one_shard import NOW_MS, OneShard
 
 GROUPS = [f"group-{number}" for number in range(40)]

@@ -12,10 +12,10 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from escrow.settings import load as load_settings
+from runtime.settings import load as load_settings
 from sinks.kafka import contract
 from store.records import HALF, OP
-from streaming.kafka_records import HEADERS_MAX_BYTES, SCHEMA, collect, columns_of, pack
+from streaming.kafka.records import HEADERS_MAX_BYTES, SCHEMA, collect, columns_of, pack
 from tests.support.kafka import Cluster
 from tests.support.kafka_world import KafkaWorld
 from tests.support.spark import own_spark

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from tests.kafka.campaign import Campaign, report
-from tests.kafka.campaign_load import Promised, Seen, audit, audit_halves
+from tests.campaigns.kafka.campaign import Campaign, report
+from tests.campaigns.kafka.load import Promised, Seen, audit, audit_halves
 from tests.support.kafka import Cluster
 
 KINDS = ("worker", "endpoint", "driver", "worker", "broker", "endpoint", "store")

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from escrow.settings import Settings
-from escrow.settings import load as load_settings
+from runtime.settings import Settings
+from runtime.settings import load as load_settings
 from sinks.kafka import release
 from sinks.kafka.redo import unpack_entries
-from store.redo_log import RedoKind, kinds_of
-from streaming.kafka_service import KafkaJobService
-from streaming.session import make_run_directory
+from store.tables.redo_log import RedoKind, kinds_of
+from streaming.kafka.service import KafkaJobService
+from streaming.spark.session import make_run_directory
 from tests.support.kafka import Cluster
 from tests.support.kafka_world import DEADLINE_S, KafkaWorld
 from tests.support.spark import own_spark

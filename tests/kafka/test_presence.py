@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import Consumer
 
 from sinks.kafka.clients import Connection
-from streaming import kafka_presence
-from streaming.kafka_presence import GroupsAlive
+from streaming.kafka import presence
+from streaming.kafka.presence import GroupsAlive
 from tests.support.endpoint import until
 from tests.support.kafka import Cluster
 
@@ -42,7 +42,7 @@ def member(kafka: Cluster, group: str) -> Iterator[None]:
 def test_a_group_with_a_member_is_live_also_when_the_broker_was_away(
     breakable_kafka: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_presence, "ASK_S", 2.0)  # a broker that is away is waited for to no end
+    monkeypatch.setattr(presence, "ASK_S", 2.0)  # a broker that is away is waited for to no end
     kafka = breakable_kafka
     kafka.create_topic("presence")
     alive = GroupsAlive(Connection(kafka.bootstrap), PREFIX)

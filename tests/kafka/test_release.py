@@ -109,7 +109,7 @@ def test_groups_and_offsets_of_others_are_not_touched(world: KafkaWorld) -> None
 def test_the_job_goes_on_when_its_python_workers_die(world: KafkaWorld) -> None:
     world.cluster.create_topic("worker-died")
     (job,) = world.jobs
-    workers = processes(job.process.pid, "streaming.worker_daemon pyspark.worker")
+    workers = processes(job.process.pid, "streaming.spark.worker_daemon pyspark.worker")
     assert workers
     for pid in workers:
         os.kill(pid, signal.SIGKILL)

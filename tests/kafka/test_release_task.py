@@ -17,7 +17,7 @@ from checker.policy import Policy
 from sinks.kafka import contract, redo, release
 from store.records import OpKind, State, state_of
 from streaming.errors import JobCannotStart
-from streaming.settle import Feed, Settler
+from streaming.settlement.settle import Feed, Settler
 from tests.support.kafka import Cluster
 from tests.support.one_shard import NOW_MS, OneShard
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from escrow.processes import session_members
+from runtime.processes import session_members
 from tests.support.kafka import Cluster
 from tests.support.kafka_world import DEADLINE_S, Job, KafkaWorld, bodies
 

@@ -13,11 +13,11 @@ from collections import defaultdict
 
 import pytest
 
-from store.verify import verify
-from tests.load.clients import Line
+from store.inspect.verify.store import verify
 from tests.load.test_load import GEOMETRY, halves_in
 from tests.support.edge_client import EdgeClient
 from tests.support.endpoint import PATIENCE_S, Endpoint, quiet_port
+from tests.support.load_clients import Line
 
 CONNECTIONS = 64
 KILLS = 2

@@ -8,11 +8,11 @@ from contextlib import suppress
 
 import pytest
 
-from store.reader import LogReader, open_readers
-from store.verify import verify
-from tests.load.clients import Line, Peak, lines, together, until
+from store.inspect.verify.store import verify
+from store.read.readers import LogReader, open_readers
 from tests.support.edge_client import EdgeClient
 from tests.support.endpoint import allow_files, figures, running, until_idle
+from tests.support.load_clients import Line, Peak, lines, together, until
 from tests.support.standin import Standin
 
 GEOMETRY = ("commitLogSegmentSize=64MiB", "logQueueEntriesPerFile=100000", "maxBodySize=256KiB")

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from ingest import token_file
-from ingest.rocketmq import keys
+from ingest.auth import access_keys, token_file
 from tests.support.certificates import Authority
 from tests.support.edge_client import EdgeClient
 from tests.support.endpoint import quiet_port
@@ -20,7 +19,7 @@ def new_keys(data, name, produce=(), consume=()):
     """A token, and an access key and a secret key for its holder."""
     file = data / "keys" / "tokens.toml"
     token = token_file.add(file, name, produce, consume, operator=False, metrics=False, made_at="2026-01-02T03:04:05Z")
-    return token, keys.add(data / "keys" / "rocketmq.toml", name, token.split("_")[1])
+    return token, access_keys.add(data / "keys" / "rocketmq.toml", name, token.split("_")[1])
 
 
 def keys_by_command(data, name):

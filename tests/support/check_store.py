@@ -21,16 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from store.consume_queue import REASON_SHIFT
-from store.edge import EdgeStore, End
-from store.ends import Verdict
+from store.edge.store import EdgeStore, End
 from store.errors import Corrupt
-from store.frames import Frame, FrameKind
-from store.job import JobStore
-from store.published import EdgeSlot
-from store.reader import TopicReader, topic_queue_name
+from store.inspect.verify.store import verify
+from store.io.pages import EdgeSlot
+from store.job.store import JobStore
+from store.read.readers import TopicReader, topic_queue_name
 from store.records import OpKind, State, check_count_of, pack_position, state_of, topic_of_key
-from store.verify import verify
+from store.tables.consume_queue import REASON_SHIFT
+from store.tables.ends import Verdict
+from store.tables.frames import Frame, FrameKind
 from tests.support.history import Ask, EndMany, History, Prepare, Send, Sent, Wish, ident_of
 from tests.support.world import drop, open_edge, open_job, settle_all, tags_from
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from checker.decisions import Tick
 from checker.policy import Policy
-from escrow.settings import load
-from ingest import token_file
-from store.dictionary import Dictionary
-from store.job import JobStore
-from store.presence import Presence
-from store.wake import EDGE_WAKE, Waker
-from streaming.settle import Settler, read_feed
+from ingest.auth import token_file
+from runtime.settings import load
+from store.io.wakeup import EDGE_WAKE, Waker
+from store.job.store import JobStore
+from store.tables.names import Dictionary
+from store.tables.presence import Presence
+from streaming.settlement.settle import Settler, read_feed
 from tests.support.edge_client import EdgeClient
 from tests.support.endpoint import Endpoint, until
 

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from checker.policy import Policy
-from store import disk
-from store.audit import Audit, AuditRecord
-from store.backup import backup, restore
+from store.admin.backup import backup, restore
 from store.clock import Rules
-from store.consumers import ConsumerKind, ConsumerRecord, Consumers
-from store.cursor import CHECK, Cursors
 from store.errors import StoreError
-from store.frames import Message
 from store.guarded_clock import GuardedClock
 from store.incarnations import Lineage
-from store.presence import Presence
+from store.inspect.verify.store import verify
+from store.io import disk
 from store.records import OpKind, State, queue_key_of, queue_offset_of
-from store.verify import verify
+from store.tables.audit import Audit, AuditRecord
+from store.tables.consumers import ConsumerKind, ConsumerRecord, Consumers
+from store.tables.delivery_cursors import CHECK, Cursors
+from store.tables.frames import Message
+from store.tables.presence import Presence
 from tests.support.service import SMALLEST, T0_MS, Service, read_topic
 
 GROUPS, TOPICS = ("orders", "payroll"), ("public", "salaries")
@@ -252,7 +252,7 @@ def _releases(root: Path, facts: Facts) -> list[str]:
     for topic_no, topic in enumerate(facts.names[1]):
         if topic in TOPICS:
             for each in read_topic(root, topic):
-                # As the edge hands out (ingest/tail.py): an entry that leads to another queue's frame is nobody's.
+                # As the edge hands out (ingest/consuming/tail.py): an entry that leads to another queue's frame is nobody's.
                 if (each.frame.fields["topic_no"], each.frame.fields["queue_id"]) == (topic_no, each.queue_id):
                     visible[topic_no << 6 | each.queue_id, each.queue_offset] = each.body
     for place, body in visible.items():

@@ -18,20 +18,20 @@ from typing import Any
 
 from checker.decisions import Tick
 from checker.policy import Policy
-from escrow.settings import Settings, load
 from ingest.assembly import assemble
 from ingest.capabilities import Capabilities, EndRequest
-from ingest.core import Edge
-from ingest.deliveries import Delivery
-from ingest.operator import Action
-from store.dictionary import Dictionary
-from store.frames import Message
-from store.job import JobStore
-from store.presence import Presence
-from store.reader import LogReader
+from ingest.consuming.deliveries import Delivery
+from ingest.edge.embedded import Edge
+from ingest.operating.operator import Action
+from runtime.settings import Settings, load
+from store.io.wakeup import EDGE_WAKE, Waker
+from store.job.store import JobStore
+from store.read.readers import LogReader
 from store.records import OpKind, check_count_of, state_of
-from store.wake import EDGE_WAKE, Waker
-from streaming.settle import Settler, read_feed
+from store.tables.frames import Message
+from store.tables.names import Dictionary
+from store.tables.presence import Presence
+from streaming.settlement.settle import Settler, read_feed
 from tests.support.hand_clock import ByHand
 
 T0_MS = 1_800_000_000_000

@@ -16,9 +16,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from store.ends import Verdict
-from store.frames import Message
 from store.records import OpKind, State, Via
+from store.tables.ends import Verdict
+from store.tables.frames import Message
 
 T0_MS = 1_800_000_000_000
 RETENTION_MS = 600_000
@@ -298,7 +298,7 @@ class History:
 
     # --- rules ------------------------------------------------------------------------------------------------------------
     def expected(self, wish: Wish) -> tuple[Verdict, str, State]:
-        """The rule of ends, said once more and in other words than `store.ends`."""
+        """The rule of ends, said once more and in other words than `store.tables.ends`."""
         half = self.halves.get(wish.half_offset)
         if half is None:
             return Verdict.REFUSED, "unknown id", State.NONE

@@ -24,7 +24,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from sinks.kafka.redo import take
-from streaming import jars
+from streaming.spark import jars
 from tests.support.certificates import Pair
 from tests.support.tools import require_tool
 

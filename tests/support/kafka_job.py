@@ -10,9 +10,10 @@ import os
 import sys
 from pathlib import Path
 
-from escrow.clock import SystemClock
-from streaming import job, kafka_service
-from streaming.kafka_time import BrokerTime
+from runtime.clock import SystemClock
+from streaming import job
+from streaming.kafka import service
+from streaming.kafka.broker_time import BrokerTime
 
 
 def shift_ms() -> int:
@@ -36,8 +37,8 @@ class ShiftedBrokers(BrokerTime):
 
 
 if __name__ == "__main__":
-    setattr(kafka_service, "SystemClock", ShiftedClock)  # noqa: B010 - mypy would not have it assigned
-    setattr(kafka_service, "BrokerTime", ShiftedBrokers)  # noqa: B010
+    setattr(service, "SystemClock", ShiftedClock)  # noqa: B010 - mypy would not have it assigned
+    setattr(service, "BrokerTime", ShiftedBrokers)  # noqa: B010
     with job._exit_for_sure():
         status = job.main(sys.argv[2:])
     os._exit(status)

@@ -22,7 +22,7 @@ from typing import Any
 
 from kafka import KafkaProducer
 
-from escrow.processes import kill_session, session_members
+from runtime.processes import kill_session, session_members
 from tests.support.kafka import SASL_PASSWORD, SASL_USER, Cluster, connector_dir
 
 DEADLINE_S = 180.0

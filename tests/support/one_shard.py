@@ -15,10 +15,10 @@ from confluent_kafka import Producer, TopicPartition
 from checker.policy import Policy
 from sinks.kafka import clients, contract, release
 from sinks.kafka.stuck import is_stuck
+from store.job.shard import ShardStore
 from store.records import HALF, OP, OpKind
-from store.shard import ShardStore
-from streaming.kafka_shard import Shard
-from streaming.settle import Feed, Settler
+from streaming.kafka.shard import Shard
+from streaming.settlement.settle import Feed, Settler
 from tests.support.kafka import Cluster
 
 NOW_MS = 1_900_000_000_000

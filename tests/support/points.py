@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from random import Random
 
-from store import disk
+from store.io import disk
 from tests.support.history import History
 from tests.support.seeds import fast_directory
 from tests.support.world import World, small_tables

@@ -29,8 +29,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from store.dedup import Known, _Table
-from store.segments import SegmentedFile, segment_name
+from store.io.segments import SegmentedFile, segment_name
+from store.tables.dedup import Known, _Table
 
 SECTOR = 512
 _VOLATILE = (".lock", ".wake")

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from checker.decisions import Decision, Tick
-from store.dictionary import Dictionary
-from store.presence import Presence
 from store.records import OpKind, State
+from store.tables.names import Dictionary
+from store.tables.presence import Presence
 from tests.support.edge_world import World, world
 
 LIVE, ABSENT = "there", "away"

@@ -18,16 +18,16 @@ import numpy as np
 
 from checker.decisions import Tick
 from checker.policy import Policy
-from store.audit import Audit, AuditRecord
-from store.consumers import ConsumerKind, ConsumerRecord, Consumers
-from store.cursor import CHECK, PROPOSAL, QUARANTINE, Cursors
 from store.directory import Geometry
-from store.edge import EdgeStore, End
-from store.frames import HALF_HEAD, HEAD, Message
-from store.job import JobStore
-from store.presence import Presence
+from store.edge.store import EdgeStore, End
+from store.job.store import JobStore
 from store.records import OpKind, Via
-from streaming.settle import Settler, read_feed
+from store.tables.audit import Audit, AuditRecord
+from store.tables.consumers import ConsumerKind, ConsumerRecord, Consumers
+from store.tables.delivery_cursors import CHECK, PROPOSAL, QUARANTINE, Cursors
+from store.tables.frames import HALF_HEAD, HEAD, Message
+from store.tables.presence import Presence
+from streaming.settlement.settle import Settler, read_feed
 
 T0_MS = 1_800_000_000_000
 GEOMETRY = Geometry(

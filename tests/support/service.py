@@ -15,16 +15,16 @@ import numpy as np
 
 from checker.decisions import Decision, Tick
 from checker.policy import Policy
-from store.consume_queue import REASON_SHIFT
 from store.directory import Geometry
-from store.edge import EdgeStore, End
-from store.ends import Answer, Verdict
+from store.edge.store import EdgeStore, End
 from store.errors import Corrupt
-from store.frames import Frame, Message
-from store.job import JobStore
-from store.reader import TopicReader, open_readers
+from store.job.store import JobStore
+from store.read.readers import TopicReader, open_readers
 from store.records import OpKind, State, Via, check_count_of, queue_key_of, queue_offset_of, state_of, topic_of_key
-from streaming.settle import Feed, Settler, read_feed
+from store.tables.consume_queue import REASON_SHIFT
+from store.tables.ends import Answer, Verdict
+from store.tables.frames import Frame, Message
+from streaming.settlement.settle import Feed, Settler, read_feed
 
 T0_S = 1_800_000_000
 T0_MS = T0_S * 1000

@@ -9,8 +9,8 @@ from typing import Any
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from escrow.settings import Settings
-from streaming.session import make_run_directory, start_spark
+from runtime.settings import Settings
+from streaming.spark.session import make_run_directory, start_spark
 
 _ends: list[Callable[[], None]] = []
 

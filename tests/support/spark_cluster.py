@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyspark
 
-from escrow.processes import kill_session
+from runtime.processes import kill_session
 from tests.support.tools import require_tool
 
 DEADLINE_S = 120.0

@@ -25,12 +25,12 @@ import time
 
 from checker.decisions import Tick
 from checker.policy import Policy
-from escrow.settings import from_arguments
-from store.dictionary import Dictionary
-from store.job import JobStore
-from store.presence import Presence
-from store.wake import EDGE_WAKE, JOB_WAKE, Sleeper, Waker
-from streaming.settle import Settler, read_feed
+from runtime.settings import from_arguments
+from store.io.wakeup import EDGE_WAKE, JOB_WAKE, Sleeper, Waker
+from store.job.store import JobStore
+from store.tables.names import Dictionary
+from store.tables.presence import Presence
+from streaming.settlement.settle import Settler, read_feed
 
 
 def main() -> int:

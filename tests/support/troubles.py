@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from store.backup import backup, restore
+from store.admin.backup import backup, restore
+from store.admin.rebuild import rebuild
 from store.errors import StoreError
-from store.rebuild import rebuild
 from tests.support.check_store import check_store
 from tests.support.history import History
 

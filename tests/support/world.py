@@ -12,17 +12,17 @@ import numpy as np
 
 from checker.decisions import Tick
 from checker.policy import Policy
-from store import catalogue, dedup, ends
-from store.consume_queue import REASON_SHIFT
 from store.directory import Geometry
-from store.edge import EdgeStore, End
-from store.ends import Answer
+from store.edge.store import EdgeStore, End
 from store.guarded_clock import GuardedClock
-from store.job import JobStore
-from store.published import EdgeSlot, JobSlot
-from store.reader import TopicReader
+from store.io.pages import EdgeSlot, JobSlot
+from store.job.store import JobStore
+from store.read.readers import TopicReader
 from store.records import OpKind, State, Via
-from streaming.settle import Settler, read_feed
+from store.tables import dedup, ends, queue_extents
+from store.tables.consume_queue import REASON_SHIFT
+from store.tables.ends import Answer
+from streaming.settlement.settle import Settler, read_feed
 from tests.support.history import (
     DISCARDED,
     RETENTION_MS,
@@ -63,7 +63,7 @@ _DISCARD_KIND = {State.DISCARDED_MAX: OpKind.DISCARD_MAX, State.DISCARDED_EXPIRE
 def small_tables() -> Iterator[None]:
     """Files whose size is no part of the geometry, made small too."""
     with contextlib.ExitStack() as stack:
-        for module, name, value in ((ends, "SEGMENT_BYTES", 32), (catalogue, "SLOTS_PER_FILE", 3), (dedup, "SLOTS_MIN", 16)):
+        for module, name, value in ((ends, "SEGMENT_BYTES", 32), (queue_extents, "SLOTS_PER_FILE", 3), (dedup, "SLOTS_MIN", 16)):
             stack.callback(setattr, module, name, getattr(module, name))
             setattr(module, name, value)
         yield

@@ -14,7 +14,7 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from escrow import settings
+from runtime import settings
 
 ROOT = Path(__file__).parents[2]
 FILLED = {"ESCROW_ID_KEYS": "ab" * 32, "GRAFANA_ADMIN_USER": "ada", "GRAFANA_ADMIN_PASSWORD": "of-my-own"}

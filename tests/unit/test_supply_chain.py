@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streaming.jars import PLUGIN
+from streaming.spark.jars import PLUGIN
 
 ROOT = Path(__file__).parents[2]
 LOCKS = sorted((ROOT / "requirements").glob("*.lock"))

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from ingest.deliveries import Delivery
-from store.verify import verify
+from ingest.consuming.deliveries import Delivery
+from store.inspect.verify.store import verify
 from tests.support.edge_world import World
 
 DELIVERIES_MAX = 4

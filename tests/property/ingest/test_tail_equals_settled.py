@@ -15,18 +15,18 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from ingest import tail as tail_module
-from ingest.settled import Settled
-from ingest.tail import Tail
-from store import cursor
-from store.cursor import Cursors
-from store.edge import EdgeStore, End
-from store.ends import Verdict
-from store.frames import Message
-from store.job import JobStore
-from store.reader import LogReader
+from ingest.consuming import tail as tail_module
+from ingest.consuming.settled_queues import Settled
+from ingest.consuming.tail import Tail
+from store.edge.store import EdgeStore, End
+from store.job.store import JobStore
+from store.read.readers import LogReader
 from store.records import OpKind, Via, queue_key_of, queue_offset_of
-from streaming.settle import Settler
+from store.tables import delivery_cursors
+from store.tables.delivery_cursors import Cursors
+from store.tables.ends import Verdict
+from store.tables.frames import Message
+from streaming.settlement.settle import Settler
 from tests.support.service import Service, drop, read_topic
 
 TOPICS = ("paid", "else", "Aa")
@@ -42,7 +42,7 @@ class TailAndQueues(RuleBasedStateMachine):
         self.options: dict[str, Any] = {"default_queues": queues}
         self.service = Service(self.root, edge_options=self.options)
         self.cursors = Cursors(self.root / "edge.cursors", writable=True)
-        self.cursors[cursor.BOOT] = BOOT
+        self.cursors[delivery_cursors.BOOT] = BOOT
         self.numbered = 0
         self.damaged = -1
         self.pending: list[int] = []

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from store import disk
+from store.io import disk
 
 
 @pytest.fixture(autouse=True)

@@ -14,14 +14,14 @@ from pathlib import Path
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from store import frames
-from store.backup import backup, restore
-from store.edge import EdgeStore
+from store.admin.backup import backup, restore
+from store.admin.rebuild import rebuild
+from store.edge.store import EdgeStore
 from store.errors import InvalidRecord
-from store.frames import AlikeMessages, Message
-from store.job import JobStore
-from store.rebuild import rebuild
-from store.verify import verify
+from store.inspect.verify.store import verify
+from store.job.store import JobStore
+from store.tables import frames
+from store.tables.frames import AlikeMessages, Message
 from tests.support.service import SMALLEST, T0_MS, drop
 
 RESERVED = [*sorted(frames.OWN_PROPERTIES | frames.DELAY_PROPERTIES), frames.KEYS, frames.TAGS, frames.UNIQ_KEY]

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from checker.policy import Policy
-from store import listing as listings
-from store.edge import End
-from store.ends import Verdict
-from store.frames import Message
-from store.listing import DISCARDED, ENDED, IN_DOUBT, OPEN, Listing, Wanted
-from store.published import EdgeSlot
+from store.edge import listing as listings
+from store.edge.listing import DISCARDED, ENDED, IN_DOUBT, OPEN, Listing, Wanted
+from store.edge.store import End
+from store.io.pages import EdgeSlot
 from store.records import OpKind, State, Via
+from store.tables.ends import Verdict
+from store.tables.frames import Message
 from tests.support.seeds import seeds
 from tests.support.service import SMALLEST, Service
 

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from store.backup import backup, restore
-from store.edge import End
-from store.ends import Verdict
+from store.admin.backup import backup, restore
+from store.edge.removal import remove_topics
+from store.edge.store import End
 from store.errors import Corrupt
-from store.frames import Message
+from store.inspect.verify.store import verify
 from store.records import OpKind, State, Via
-from store.removal import remove_topics
-from store.verify import verify
+from store.tables.ends import Verdict
+from store.tables.frames import Message
 from tests.support.seeds import seeds
 from tests.support.service import SMALLEST, Service, place, read_topic
 

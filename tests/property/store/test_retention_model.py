@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from checker.policy import Policy
-from store.edge import End
-from store.ends import Answer, Verdict
-from store.frames import Message
+from store.edge.store import End
+from store.inspect.verify.store import verify
 from store.records import OpKind, State, Via, topic_of_key
-from store.verify import verify
+from store.tables.ends import Answer, Verdict
+from store.tables.frames import Message
 from tests.support.seeds import seeds
 from tests.support.service import SMALLEST, Service, place, read_topic
 

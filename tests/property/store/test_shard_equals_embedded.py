@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from checker.decisions import Tick
-from store.job import Batch
+from store.job.shard import ShardStore
+from store.job.store import Batch
 from store.records import OpKind
-from store.redo_log import Marker, marker_to_dict
-from store.shard import ShardStore
-from store.state_table import StateTable
-from streaming.settle import Feed, Settler
+from store.tables.redo_log import Marker, marker_to_dict
+from store.tables.state_table import StateTable
+from streaming.settlement.settle import Feed, Settler
 from tests.support.history import Checkpoint, History, Reopen, Retain, Round, Settle
 from tests.support.world import GROUPS, POLICY, World
 

@@ -19,16 +19,16 @@ import numpy as np
 import pytest
 
 from checker.policy import Policy
-from store import disk
-from store.edge import End
-from store.ends import Verdict
+from store.edge.store import End
 from store.errors import StoreUnusable
-from store.frames import Message
-from store.job import JobStore
+from store.inspect.verify.store import verify
+from store.io import disk
+from store.job.store import JobStore
 from store.records import OpKind, State, Via, check_count_of, state_of
-from store.redo_log import RedoLog
-from store.verify import verify
-from streaming.settle import Settler
+from store.tables.ends import Verdict
+from store.tables.frames import Message
+from store.tables.redo_log import RedoLog
+from streaming.settlement.settle import Settler
 from tests.support.seeds import seeds
 from tests.support.service import SMALLEST, Service, contents, drop, place
 

@@ -10,7 +10,7 @@ from checker.decisions import Decision, Tick, check_words, count_outstanding, de
 from checker.matcher import Effect
 from checker.policy import Policy
 from store.records import ROW, OpKind, State, ask_round_of, outstanding_of, pack_word
-from tests.unit.checker.checker_world import T0_S, World, decide_age, op, prepared, row_array, tick_at
+from tests.support.checker_world import T0_S, World, decide_age, op, prepared, row_array, tick_at
 
 WAIT, HOLD, CHECK = Decision.WAIT, Decision.HOLD, Decision.CHECK
 DISCARD_MAX, DISCARD_EXPIRED = Decision.DISCARD_MAX, Decision.DISCARD_EXPIRED

@@ -8,7 +8,7 @@ import pytest
 from checker import matcher
 from checker.matcher import Effect, match, mentioned_halves
 from store.records import OP, OpKind, State, Via, immunity_of, pack_word
-from tests.unit.checker.checker_world import World, match_one, op, op_array, prepared
+from tests.support.checker_world import World, match_one, op, op_array, prepared
 
 ENDS = {
     State.COMMITTED: OpKind.COMMIT,

@@ -59,7 +59,7 @@ def test_an_alert_says_how_bad_it_is_and_where_to_read_on(rule):
 
 def test_every_name_in_the_code_is_documented():
     """Those too that only appear in one mode or another. (Counters are named without their _total there.)"""
-    text = (ROOT / "escrow" / "metrics.py").read_text() + (ROOT / "ingest" / "figures.py").read_text()
+    text = (ROOT / "runtime" / "metrics.py").read_text() + (ROOT / "ingest" / "http" / "metrics.py").read_text()
     names = set(re.findall(r'"(escrow_[a-z_]+)"', text))
     known = documented().keys()
     assert len(names) > 60

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from escrow.batching import BATCH_BYTES_MAX, Batcher
+from escrow._batching import BATCH_BYTES_MAX, Batcher
 from escrow.errors import Closed, InvalidRequest, Unreachable, refusal
 
 
@@ -245,7 +245,7 @@ def test_cancelled_before_it_was_taken_it_is_not_sent(batcher, sender):
 def test_who_waited_too_long_hears_it_and_is_not_sent(sender, monkeypatch):
     batcher = Batcher("test", sender, retry_for_s=30, timeout_s=10)
     clock = [0.0]
-    monkeypatch.setattr("escrow.batching.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("escrow._batching.time.monotonic", lambda: clock[0])
     busy(batcher, sender)
     late = batcher.submit([1])
     clock[0] = 39.0

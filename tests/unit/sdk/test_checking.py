@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from escrow import checking
-from escrow.checking import CheckLoop
+from escrow import _checking
+from escrow._checking import CheckLoop
 from escrow.errors import refusal
 from escrow.messages import Check, EndAnswer, Outcome, Verdict
 
@@ -50,7 +50,7 @@ class World:
 def run(world, listener):
     """One worker that was quick so far."""
     loop = CheckLoop(world, "orders", "me", listener, world.end, workers=1, wait_s=0.0)
-    loop._held_max = checking.HELD_MOST
+    loop._held_max = _checking.HELD_MOST
     loop.start()
     assert world.all_said.wait(60)
     assert loop.stop(time.monotonic() + 60)
@@ -61,14 +61,14 @@ def commit(_):
 
 
 def test_a_quick_worker_says_its_answers_together(monkeypatch):
-    monkeypatch.setattr(checking, "HANDFUL_S", 3600.0)
-    world = World(checking.HANDFUL + 8)
+    monkeypatch.setattr(_checking, "HANDFUL_S", 3600.0)
+    world = World(_checking.HANDFUL + 8)
     run(world, commit)
-    assert [len(parcel) for parcel in world.parcels] == [checking.HANDFUL, 8]
+    assert [len(parcel) for parcel in world.parcels] == [_checking.HANDFUL, 8]
 
 
 def test_a_slow_one_says_each_answer_at_once(monkeypatch):
-    monkeypatch.setattr(checking, "HANDFUL_S", 0.0)
+    monkeypatch.setattr(_checking, "HANDFUL_S", 0.0)
     world = World(20)
     run(world, commit)
     assert world.parcels == [[f"id-{number}"] for number in range(20)]
@@ -76,7 +76,7 @@ def test_a_slow_one_says_each_answer_at_once(monkeypatch):
 
 @pytest.mark.parametrize("culprit", ["id-0", "id-11", "id-19"])
 def test_the_others_do_not_hear_of_a_culprit(monkeypatch, culprit):
-    monkeypatch.setattr(checking, "HANDFUL_S", 3600.0)
+    monkeypatch.setattr(_checking, "HANDFUL_S", 3600.0)
     world = World(20, culprit)
     run(world, commit)
     assert sorted(id for parcel in world.parcels for id in parcel) == sorted({f"id-{n}" for n in range(20)} - {culprit})
@@ -84,7 +84,7 @@ def test_the_others_do_not_hear_of_a_culprit(monkeypatch, culprit):
 
 
 def test_a_listener_that_fails_is_unknown_and_the_rest_is_answered(monkeypatch):
-    monkeypatch.setattr(checking, "HANDFUL_S", 3600.0)
+    monkeypatch.setattr(_checking, "HANDFUL_S", 3600.0)
     heard = []
 
     def listener(asked):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from escrow import Closed, Consumer, Message, Producer
-from escrow.intake import Held
+from escrow._fetcher import Held
 from tests.support.fake_escrow import FakeEscrow, Problem, eventually
 
 
@@ -44,7 +44,7 @@ def closed_after(escrow, consumer, count):
 @pytest.fixture
 def eager(monkeypatch):
     """Extensions are asked for every few milliseconds."""
-    monkeypatch.setattr("escrow.intake._EXTEND_AFTER", 0.0002)
+    monkeypatch.setattr("escrow._fetcher._EXTEND_AFTER", 0.0002)
 
 
 def test_a_loop_gets_every_message_and_acks_it_when_it_goes_on(escrow):
@@ -158,7 +158,7 @@ def test_what_ran_out_while_it_lay_fetched_is_not_handed_out(escrow, monkeypatch
     put(escrow, "a", "b")
     with consuming(escrow, visibility_s=30, extend_for_s=0) as consumer:
         first = consumer.take(60)
-        monkeypatch.setattr("escrow.intake.time.monotonic", lambda now=first.visible_at: now)
+        monkeypatch.setattr("escrow._fetcher.time.monotonic", lambda now=first.visible_at: now)
         escrow.advance(31)
         again = {consumer.take(60).attempt, consumer.take(60).attempt}
         assert again == {2}

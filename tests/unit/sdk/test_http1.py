@@ -11,9 +11,9 @@ from typing import Protocol
 
 import pytest
 
-from escrow.http1 import Answer, Broken, Connection, authority
-from escrow.loop import LoopConnection
-from escrow.transport import Server
+from escrow._http1 import Answer, Broken, Connection, authority
+from escrow._loop import LoopConnection
+from escrow._transport import Server
 
 OK = b"HTTP/1.1 200 OK\r\n"
 

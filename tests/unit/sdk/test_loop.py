@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from escrow import AsyncProducer, Message, Outcome
-from escrow.batching import BATCH_BYTES_MAX
+from escrow._batching import BATCH_BYTES_MAX
+from escrow._loop import LoopBatcher
 from escrow.errors import Closed, InvalidRequest, Unreachable, refusal
-from escrow.loop import LoopBatcher
 from tests.support.fake_escrow import Problem
 
 LIMITS: dict[str, Any] = {"linger_s": 0.0, "batch_max": 256, "retry_for_s": 30.0, "timeout_s": 10.0}
@@ -186,7 +186,7 @@ def test_cancelled_before_it_was_taken_it_is_not_sent_and_afterwards_nobody_mind
 def test_who_waited_too_long_hears_it_and_is_not_sent(monkeypatch):
     async def scene(batcher, sender):
         now = [1000.0]
-        monkeypatch.setattr("escrow.loop.time.monotonic", lambda: now[0])
+        monkeypatch.setattr("escrow._loop.time.monotonic", lambda: now[0])
         first = await busy(batcher, sender)
         late = batcher.submit([1])
         now[0] += 35

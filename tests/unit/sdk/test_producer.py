@@ -24,7 +24,7 @@ from escrow import (
     Unavailable,
     Unreachable,
     Verdict,
-    checking,
+    _checking,
 )
 from tests.support.fake_escrow import FakeEscrow, Problem, eventually
 
@@ -391,13 +391,13 @@ def test_a_quick_producer_takes_more_at_once_and_a_slow_one_few_again(escrow, mo
 
     monkeypatch.setattr(escrow, "_poll_checks", noted)
     with Producer(escrow.url, "orders", on_check=on_check, check_threads=1) as producer:
-        monkeypatch.setattr(checking, "QUICK_S", 3600.0)  # quick, however busy this machine is
+        monkeypatch.setattr(_checking, "QUICK_S", 3600.0)  # quick, however busy this machine is
         storm(producer, 600)
-        assert max(polled) > 4 * checking.HELD_PER_WORKER
-        monkeypatch.setattr(checking, "QUICK_S", 0.0)
-        monkeypatch.setattr(checking, "SLOW_S", 0.0)
-        storm(producer, 2 * checking.HELD_MOST)
-        assert polled[-1] <= checking.HELD_PER_WORKER
+        assert max(polled) > 4 * _checking.HELD_PER_WORKER
+        monkeypatch.setattr(_checking, "QUICK_S", 0.0)
+        monkeypatch.setattr(_checking, "SLOW_S", 0.0)
+        storm(producer, 2 * _checking.HELD_MOST)
+        assert polled[-1] <= _checking.HELD_PER_WORKER
 
 
 def test_close_answers_the_checks_in_hand(escrow):

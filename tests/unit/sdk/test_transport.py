@@ -27,7 +27,7 @@ from escrow import (
     Unreachable,
     tls_context,
 )
-from escrow.transport import Aborted, Backoff, Server, Transport
+from escrow._transport import Aborted, Backoff, Server, Transport
 from tests.support.fake_escrow import FakeEscrow, Problem
 from tests.support.tools import require_tool
 
@@ -160,7 +160,7 @@ def test_nobody_there(monkeypatch):
         pass
     api = Api(gone.url, retry_for_s=30)
     clock = [0.0]
-    monkeypatch.setattr("escrow.transport.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("escrow._transport.time.monotonic", lambda: clock[0])
     monkeypatch.setattr(api.transport, "_pause", lambda pause_s: clock.__setitem__(0, clock[0] + pause_s))
     with pytest.raises(Unreachable) as caught:
         api.send_messages("orders", HALF)

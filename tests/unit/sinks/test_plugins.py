@@ -11,7 +11,7 @@ from sinks.embedded import EdgeWake
 from sinks.errors import BrokenPlugin
 from sinks.interfaces import Applied, Sink
 from sinks.plugins import check_named, left_out, load_all, load_one
-from store.wake import EDGE_WAKE, Sleeper
+from store.io.wakeup import EDGE_WAKE, Sleeper
 from tests.support.distributions import example, installer
 
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store import disk
+from store.io import disk
 from tests.support.service import ROOMY, SMALLEST, Service
 
 

@@ -7,9 +7,9 @@ import logging
 
 import pytest
 
-from store import disk
 from store.clock import ANCHOR_EVERY_MS, LEAPS_MAX, ClockState, Rules
 from store.guarded_clock import ALERT_FILE, STATE_FILE, GuardedClock, read_state
+from store.io import disk
 from tests.support.hand_clock import START_MS, HandClock
 
 HOUR_S, DAY_S = 3_600, 86_400
@@ -272,7 +272,7 @@ def test_without_a_directory_a_jump_is_over_when_the_clock_is_back(source):
 @pytest.mark.parametrize("damage", [b"", b"{}", b"no", b'{"now_ms": 1}\n00000000\n'])
 def test_a_damaged_state_is_left_aside(clock, source, tmp_path, damage, caplog):
     (tmp_path / STATE_FILE).write_bytes(damage)
-    with caplog.at_level(logging.WARNING, "escrow.clock"):
+    with caplog.at_level(logging.WARNING, "runtime.clock"):
         again = GuardedClock(source, tmp_path, last_ms=START_MS - DAY_MS)
     assert STATE_FILE in caplog.text
     assert again.held_s == HOUR_S

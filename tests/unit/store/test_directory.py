@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from store.directory import FORMAT_VERSION, Geometry, Lock, StoreDirectory, free_bytes
-from store.edge import EdgeStore
+from store.edge.store import EdgeStore
 from store.errors import Corrupt, FormatTooNew, GeometryMismatch, NotAStore, StoreError, StoreLocked, StoreUnusable
-from store.job import JobStore
+from store.job.store import JobStore
 from tests.support.service import SMALLEST, segment_files
 
 
@@ -110,7 +110,7 @@ def test_a_second_writer_of_either_side_is_refused_and_the_first_is_named(tmp_pa
 
 
 def test_a_second_writer_in_another_process_is_refused(tmp_path):
-    code = "import pathlib, sys; from store.edge import EdgeStore; EdgeStore(pathlib.Path(sys.argv[1]))"
+    code = "import pathlib, sys; from store.edge.store import EdgeStore; EdgeStore(pathlib.Path(sys.argv[1]))"
     with EdgeStore(tmp_path / "store", geometry=SMALLEST):
         done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "store")], capture_output=True, check=False)
         assert done.returncode != 0
@@ -154,7 +154,7 @@ def test_files_without_permission_are_explained(tmp_path):
     for path in (tmp_path / "store", tmp_path, tmp_path.parent):
         path.chmod(0o755)
     code = (  # as root nothing is forbidden: become nobody, after the imports
-        "import os, pathlib, sys; from store.edge import EdgeStore\n"
+        "import os, pathlib, sys; from store.edge.store import EdgeStore\n"
         "if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)\n"
         "try: EdgeStore(pathlib.Path(sys.argv[1]))\n"
         "except Exception as error: print(type(error).__name__, error)"

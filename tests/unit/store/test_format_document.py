@@ -14,17 +14,20 @@ import pytest
 
 import store
 from checker.policy import Policy
-from store import consumers, dictionary, journal, records
-from store.catalogue import SLOT
+from store import records
 from store.directory import Geometry, StoreDirectory
-from store.edge import EdgeStore, End
-from store.frames import HALF_HEAD, OP_HEAD, Message
-from store.job import JobStore
-from store.published import EDGE_MAGIC, JOB_MAGIC, EdgeSlot
+from store.edge.store import EdgeStore, End
+from store.inspect.verify.store import ROOT_NAMES, verify
+from store.io import journal
+from store.io.pages import EDGE_MAGIC, JOB_MAGIC, EdgeSlot
+from store.job.store import JobStore
 from store.records import ENTRY, ROW, OpKind
-from store.redo_log import MARKER, TOTALS
-from store.verify import ROOT_NAMES, verify
-from streaming.settle import Settler, read_feed
+from store.tables import consumers
+from store.tables import names as dictionary
+from store.tables.frames import HALF_HEAD, OP_HEAD, Message
+from store.tables.queue_extents import SLOT
+from store.tables.redo_log import MARKER, TOTALS
+from streaming.settlement.settle import Settler, read_feed
 
 DOCUMENT = Path(store.__file__).with_name("FORMAT.md")
 TEXT = DOCUMENT.read_text()
@@ -73,12 +76,17 @@ def test_every_layout_of_the_code_has_a_table() -> None:
     records_on_disk = {
         "store.records.ROW",
         "store.records.ENTRY",
-        "store.frames.HEAD",
-        "store.frames.HALF_HEAD",
-        "store.frames.OP_HEAD",
+        "store.tables.frames.HEAD",
+        "store.tables.frames.HALF_HEAD",
+        "store.tables.frames.OP_HEAD",
     }
-    records_on_disk |= {"store.redo_log.REDO", "store.redo_log.MARKER", "store.catalogue.SLOT", "store.dedup.SLOT_DTYPE"}
-    assert named == records_on_disk | {"store.journal.HEAD", "store.dictionary.RECORD", "store.consumers.RECORD"}
+    records_on_disk |= {
+        "store.tables.redo_log.REDO",
+        "store.tables.redo_log.MARKER",
+        "store.tables.queue_extents.SLOT",
+        "store.tables.dedup.SLOT_DTYPE",
+    }
+    assert named == records_on_disk | {"store.io.journal.HEAD", "store.tables.names.RECORD", "store.tables.consumers.RECORD"}
 
 
 @pytest.mark.parametrize(("name", "rows"), tables("enum"))

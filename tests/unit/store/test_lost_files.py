@@ -6,14 +6,14 @@ import pytest
 
 from checker.policy import Policy
 from store.directory import Geometry
-from store.edge import EdgeStore, End
+from store.edge.store import EdgeStore, End
 from store.errors import Corrupt, CursorBeyondLog
-from store.frames import Message
-from store.job import JobStore
-from store.published import EDGE_MAGIC, EdgeSlot, PublishedPage
+from store.inspect.verify.store import verify
+from store.io.pages import EDGE_MAGIC, EdgeSlot, PublishedPage
+from store.job.store import JobStore
 from store.records import OpKind
-from store.verify import verify
-from streaming.settle import Settler, read_feed
+from store.tables.frames import Message
+from streaming.settlement.settle import Settler, read_feed
 
 SMALL = Geometry(64 * 1024, 64, 64, 64, 64)
 NOW_MS = 1_700_000_000_000

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from store.dump import dump
-from store.edge import EdgeStore, End
-from store.ends import Verdict
-from store.frames import Message
-from store.job import JobStore
+from store.edge.store import EdgeStore, End
+from store.inspect.dump import dump
+from store.inspect.verify.store import verify
+from store.job.store import JobStore
 from store.records import OpKind
-from store.verify import verify
+from store.tables.ends import Verdict
+from store.tables.frames import Message
 from tests.support.sample_store import T0_MS
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-#: Format 2 is format 1 and what `needs` names (tests/unit/store/test_removal.py).
+#: Format 2 is format 1 and what `needs` names (tests/unit/store/edge/test_removal.py).
 VERSIONS = (1,)
 
 

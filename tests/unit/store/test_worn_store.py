@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from store.audit import Audit
-from store.consumers import Consumers
-from store.dump import dump
-from store.ends import Verdict
+from store.inspect.dump import dump
+from store.inspect.verify.store import verify
 from store.records import OpKind
-from store.verify import verify
+from store.tables.audit import Audit
+from store.tables.consumers import Consumers
+from store.tables.ends import Verdict
 from tests.fixtures.make_fixture import build_worn, summary
 from tests.support.service import SMALLEST, Service, contents
 

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from escrow.settings import load
-from ingest import token_file
-from ingest.access import Access
+from ingest.auth import token_file
+from ingest.auth.access import Access
+from runtime.settings import load
 from streaming import metrics_page
 from streaming.errors import JobError
 from streaming.metrics_page import CONNECTIONS_MAX, MetricsPage, serve_metrics

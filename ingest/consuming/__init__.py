@@ -1,0 +1,1 @@
+"""Consumer groups: pull, acknowledge, hold, dead letters. From outside: `consumption`, `dead_letters`."""

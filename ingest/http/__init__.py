@@ -1,0 +1,3 @@
+"""HTTP: connections, routes, wire models, console. Nothing below imports it. From outside: `app`,
+`routes`.
+"""

@@ -1,0 +1,1 @@
+"""How the halves of Kafka mode have ended: tables, checkpoints, and the follower of the op partitions."""

@@ -1,0 +1,1 @@
+"""What operators see and do: lists, history, overview, actions, audit."""

@@ -1,0 +1,3 @@
+"""What every server process shares: settings, supervisor, child processes, metrics, tracing, clocks; and
+the commands that come with the server.
+"""

@@ -1,0 +1,244 @@
+"""What `Producer` stands on: one set of connections, batches and threads.
+
+`AsyncProducer` has its check-backs answered by it, and sends in its event loop (`LoopEngine`)."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import itertools
+import logging
+import os
+import secrets
+import socket
+import ssl
+import threading
+import time
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from typing import Final, Protocol, TypedDict
+
+from escrow._arguments import require_message
+from escrow._batching import Batcher
+from escrow._checking import CheckLoop
+from escrow._loop import LoopBatcher, LoopTransport
+from escrow._otel import carrying
+from escrow.api import Api, posting_ends, posting_halves, posting_messages
+from escrow.messages import Check, End, EndAnswer, Half, Message, Position
+
+log: Final = logging.getLogger("escrow.producer")
+
+#: What a message needs on the wire besides its body, roughly: for the size of a request.
+_MESSAGE_BYTES: Final = 256
+#: So many messages, and as many ends, may be under way in an event loop, and two requests of each at least.
+_UNDER_WAY: Final = 128
+#: How long leaving the interpreter may be held up by a producer or consumer that nobody closed.
+_EXIT_S: Final = 2.0
+
+
+class Closable(Protocol):
+    def close(self, timeout_s: float) -> bool: ...
+
+
+_open: Final[weakref.WeakSet[Closable]] = weakref.WeakSet()
+
+
+def close_at_exit(thing: Closable) -> None:
+    """The threads are daemons and would be frozen in the middle of something; closing them first is cleaner."""
+    _open.add(thing)
+
+
+def _close_all() -> None:
+    for thing in list(_open):
+        thing.close(_EXIT_S)
+
+
+atexit.register(_close_all)
+# A forked child has the parent's producers, but none of their threads; ending must not shut the parent's sockets down.
+os.register_at_fork(after_in_child=_open.clear)
+
+
+def own_name() -> str:
+    """A name for this member or consumer that nobody else has, and that an operator can find."""
+    return f"{socket.gethostname()[:64]}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+#: A message and the dedup_key under which it is sent, again and again if need be.
+_Keyed = tuple[Message, str]
+
+
+class Limits(TypedDict):
+    """Of every batch; `Producer` says what they mean."""
+
+    linger_s: float
+    batch_max: int
+    retry_for_s: float
+    timeout_s: float
+
+
+class Engine:
+    """Halves, messages and ends in shared requests; check requests in the background."""
+
+    def __init__(
+        self,
+        url: str,
+        group: str,
+        *,
+        token: str | Callable[[], str] | None = None,
+        tls: ssl.SSLContext | None = None,
+        linger_s: float = 0.0,
+        batch_max: int = 256,
+        timeout_s: float = 10.0,
+        retry_for_s: float = 30.0,
+    ) -> None:
+        if not group:
+            raise ValueError("group: is empty; name the producer group that ends these transactions and is asked about them")
+        self.group = group
+        #: 96 bits in 16 characters: a key is stored with its half.
+        self._key_prefix, self._key_numbers = secrets.token_urlsafe(12), itertools.count()
+        self.api = Api(url, token=token, tls=tls, timeout_s=timeout_s, retry_for_s=retry_for_s)
+        self.limits: Limits = {
+            "linger_s": linger_s, "batch_max": batch_max, "retry_for_s": retry_for_s, "timeout_s": timeout_s
+        }  # fmt: skip
+        self._halves: Batcher[_Keyed, Half] = Batcher("halves", self._send_halves, **self.limits)
+        self._messages: Batcher[Message, Position] = Batcher("messages", self._send_messages, **self.limits)
+        self._ends: Batcher[End, EndAnswer] = Batcher("ends", self._send_ends, **self.limits)
+        self._checks: CheckLoop | None = None
+        self._unasked: list[str] = []
+        self.warn_unasked("pass on_check, or see that another member, a webhook or a check listener answers for this group")
+        close_at_exit(self)
+
+    # --- in the batchers' threads, or in the callers' -----------------------------------------------------------------------
+    def _send_halves(self, _: Hashable, keyed: Sequence[_Keyed], give_up_at: float) -> list[Half]:
+        messages, keys = zip(*keyed, strict=True)
+        return self.api.send_halves(self.group, messages, dedup_keys=keys, give_up_at=give_up_at)
+
+    def _send_messages(self, _: Hashable, messages: Sequence[Message], give_up_at: float) -> list[Position]:
+        return self.api.send_messages(self.group, messages, give_up_at=give_up_at)
+
+    def _send_ends(self, _: Hashable, ends: Sequence[End], give_up_at: float) -> list[EndAnswer]:
+        return self.api.end(self.group, ends, give_up_at=give_up_at)
+
+    # --- for the faces ----------------------------------------------------------------------------------------------------
+    def send_halves(self, messages: Sequence[Message]) -> list[Half]:
+        messages = _carried(messages)
+        return self._halves.answers(self.keyed(messages), size_bytes=_size_bytes(messages))
+
+    def keyed(self, messages: Sequence[Message]) -> list[_Keyed]:
+        """Halves, each with its key. A new key is this engine's random name and a number: no other half of the group has it."""
+        if self._unasked:
+            self._say_unasked()
+        return [(message, message.dedup_key or f"{self._key_prefix}.{next(self._key_numbers):x}") for message in messages]
+
+    def warn_unasked(self, remedy: str) -> None:
+        """As long as nothing listens to checks, the first half says so, with this remedy."""
+        self._unasked = [remedy]
+
+    def _say_unasked(self) -> None:
+        try:
+            remedy = self._unasked.pop()
+        except IndexError:
+            return  # another thread says it
+        log.warning("group %s: this producer sends halves and cannot be asked about them; %s", self.group, remedy)
+
+    def send_messages(self, messages: Sequence[Message]) -> list[Position]:
+        messages = _carried(messages)
+        return self._messages.answers(messages, size_bytes=_size_bytes(messages))
+
+    def end(self, ends: Sequence[End]) -> list[EndAnswer]:
+        return self._ends.answers(ends)
+
+    def end_soon(self, ends: Sequence[End]) -> Future[list[EndAnswer]]:
+        """The same in the background."""
+        return self._ends.submit(ends)
+
+    def listen(self, listener: Callable[[Check], object], member: str | None, *, threads: int, wait_s: float) -> None:
+        """Begin to answer check requests."""
+        self._unasked.clear()
+        self._checks = CheckLoop(
+            self.api, self.group, member or own_name(), listener, self.end_soon, workers=threads, wait_s=wait_s
+        )
+        self._checks.start()
+
+    def close(self, timeout_s: float) -> bool:
+        """In this order, within this time:
+
+        1  no more check requests; those in hand are answered
+        2  everything that was handed in is sent
+        3  what could not be sent in time hears `Closed`, the connections are closed
+        """
+        if self.api.transport.server.home.is_left:
+            return True
+        give_up_at = time.monotonic() + timeout_s
+        done = self._checks is None or self._checks.stop(give_up_at)  # 1
+        for batcher in (self._halves, self._messages, self._ends):  # 2
+            done = batcher.close(max(0.0, give_up_at - time.monotonic())) and done
+        for left in (self._halves, self._messages, self._ends):  # 3
+            left.abandon()
+        self.api.close()
+        _open.discard(self)
+        return done
+
+
+class LoopEngine:
+    """Halves, messages and ends of an `AsyncProducer`, in shared requests, in the event loop that it is made in."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._group = engine, engine.group
+        self.loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        under_way_max = max(2, _UNDER_WAY // engine.limits["batch_max"])
+        self._transport = LoopTransport(engine.api.transport.server)
+        # Ordinary messages stay in the order that they were handed in. For halves it is their commits that count, and who has not
+        # awaited the first commit cannot expect it to come before the second.
+        self._halves: LoopBatcher[_Keyed, Half] = LoopBatcher(
+            "halves", self._send_halves, under_way_max=under_way_max, **engine.limits
+        )
+        self._messages: LoopBatcher[Message, Position] = LoopBatcher("messages", self._send_messages, **engine.limits)
+        self._ends: LoopBatcher[End, EndAnswer] = LoopBatcher("ends", self._send_ends, under_way_max=under_way_max, **engine.limits)
+
+    def is_here(self) -> bool:
+        """Whether its loop is the one that runs here. (Before Python 3.12 `get_running_loop` is a system call, which a message
+        would pay for twice.)"""
+        quick = threading.get_ident() == self._thread and self.loop.is_running()
+        return quick or asyncio.get_running_loop() is self.loop
+
+    async def _send_halves(self, keyed: Sequence[_Keyed], give_up_at: float) -> list[Half]:
+        messages, keys = zip(*keyed, strict=True)
+        return await self._transport.post(posting_halves(self._group, messages, keys), give_up_at)
+
+    async def _send_messages(self, messages: Sequence[Message], give_up_at: float) -> list[Position]:
+        return await self._transport.post(posting_messages(self._group, messages), give_up_at)
+
+    async def _send_ends(self, ends: Sequence[End], give_up_at: float) -> list[EndAnswer]:
+        return await self._transport.post(posting_ends(self._group, ends), give_up_at)
+
+    def send_halves(self, messages: Sequence[Message]) -> asyncio.Future[list[Half]]:
+        messages = _carried(messages)
+        return self._halves.submit(self._engine.keyed(messages), size_bytes=_size_bytes(messages))
+
+    def send_messages(self, messages: Sequence[Message]) -> asyncio.Future[list[Position]]:
+        messages = _carried(messages)
+        return self._messages.submit(messages, size_bytes=_size_bytes(messages))
+
+    def end(self, ends: Sequence[End]) -> asyncio.Future[list[EndAnswer]]:
+        return self._ends.submit(ends)
+
+    async def close(self, timeout_s: float) -> bool:
+        """What was handed in is sent; what could not be in time hears `Closed`."""
+        done = await asyncio.gather(*[batcher.close(timeout_s) for batcher in (self._halves, self._messages, self._ends)])
+        self._transport.close()
+        return all(done)
+
+
+def _carried(messages: Sequence[Message]) -> Sequence[Message]:
+    for message in messages:  # mostly one
+        require_message(message)
+    return carrying(messages)
+
+
+def _size_bytes(messages: Sequence[Message]) -> int:
+    size_bytes = _MESSAGE_BYTES * len(messages)
+    for message in messages:  # mostly one
+        size_bytes += len(message.body)
+    return size_bytes

@@ -1,0 +1,143 @@
+"""The ``escrow`` command: the frame around its commands.
+
+One file a command. A command's module has two functions: ``add_parser(subparsers)`` declares its arguments and its
+help, ``run(args)`` does the work and returns an exit code of ``escrow.cli.exits``. A new command is a new file and one
+more entry in ``COMMANDS``.
+
+Commands import the rooms (``store``, ...) inside the function that needs them: ``escrow --help`` works on a base
+install, and a command that needs more says so in one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from escrow import __version__
+from escrow.cli import completion, consume, dead_letters, demo, exits, groups, remote, send, top, topic, topics, tx
+from escrow.errors import EscrowError
+from runtime.commands import audit, clock, config, doctor, export, run, store, token
+from runtime.settings import PRIVATE_UMASK, SettingsError
+
+if TYPE_CHECKING:
+    from escrow.cli.exits import Subparsers
+
+__all__ = ["COMMANDS", "Command", "build_parser", "main"]
+
+
+class Command(Protocol):
+    """What the module of a command offers."""
+
+    def add_parser(self, subparsers: Subparsers) -> None:
+        """Declares the command's arguments and help, and ``run`` as its default."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Does the work; returns an exit code."""
+
+
+COMMANDS: tuple[Command, ...] = (
+    run, demo, doctor, top, tx, audit, send, consume, groups, topics, topic, dead_letters, export, store, clock, config, token,
+    completion,
+)  # fmt: skip
+
+# Third-party modules that come with the server extra. A command that misses one of them needs that extra.
+SERVER_MODULES = frozenset({"httptools", "httpx", "msgspec", "numpy", "prometheus_client", "pyarrow", "pyspark", "uvloop"})
+
+DESCRIPTION = """\
+Escrow holds a message until its producer's local transaction is decided.
+"""
+
+EPILOG = """\
+examples:
+  escrow run                      start the service; Ctrl-C stops it
+  escrow demo                     play producers and consumers against it, and tell what happens
+  escrow top                      a live view of it
+  escrow tx list --age-min 1m     what is in doubt for more than a minute
+  escrow doctor                   what is wrong with this machine, and what to do
+  escrow store verify DIR         is this data directory sound?
+
+Every command has help of its own, with examples: escrow tx --help, escrow tx commit --help
+
+exit codes:
+  0    fine
+  1    the command worked and found problems, or Escrow said no to a part of it
+  2    wrong usage, or an error that is explained in one line
+  3    nobody answers at that URL, or Escrow cannot serve just now
+  4    the token is missing, unknown, or lacks the role
+  130  interrupted (Ctrl-C)
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code; a known error becomes one line on stderr."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    others = os.umask(PRIVATE_UMASK)
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return exits.BROKEN_PIPE
+    except Exception as error:
+        explained = _explain(error)
+        if explained is None:
+            raise
+        if args.traceback:
+            traceback.print_exc()
+        message, code = explained
+        for line in message.splitlines():
+            print(f"escrow: {line}", file=sys.stderr)
+    finally:
+        os.umask(others)
+    return code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Builds the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="escrow",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"escrow {__version__}")
+    parser.add_argument("--traceback", action="store_true", help="show where an error comes from, too")
+    parser.set_defaults(run=exits.usage_of(parser))
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_parser(subparsers)
+    return parser
+
+
+def _explain(error: Exception) -> tuple[str, int] | None:
+    """(the sentence, the exit code) for an error that a user can do something about, or None for a defect of ours."""
+    if isinstance(error, EscrowError):
+        return remote.explain(error)
+    if isinstance(error, ModuleNotFoundError):
+        if (error.name or "").partition(".")[0] in SERVER_MODULES:
+            return "this command needs the extra [server]; in a checkout of Escrow: pip install '.[server]'", exits.ERROR
+        return None
+    if isinstance(error, exits.UsageError | SettingsError):
+        return str(error), exits.ERROR
+    if isinstance(error, OSError):
+        return ": ".join(str(part) for part in (error.filename, error.strerror) if part) or str(error), exits.ERROR
+    # A room's error can only have been raised where its errors are loaded, so nothing has to be imported to know one.
+    for module, root in (("store.errors", "StoreError"), ("ingest.errors", "EdgeError")):
+        errors = sys.modules.get(module)
+        if errors is not None and isinstance(error, getattr(errors, root)):
+            return str(error) or type(error).__name__, exits.ERROR
+    return None
+
+
+def _silence_stdout() -> None:
+    """The reader has gone (``| head``): let the interpreter's last flush go nowhere instead of complaining."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

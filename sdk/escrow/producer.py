@@ -1,0 +1,308 @@
+"""The producer: sends a half, runs the local transaction, says how it went; answers when Escrow asks.
+
+    with escrow.Producer("http://127.0.0.1:7480", "orders", on_check=barrier.listener(connect)) as producer:
+        with producer.transaction(Message("order-paid", "order 42")) as tx:
+            with connect() as db:
+                barrier.record(db, tx.id)
+                db.execute("UPDATE …")
+
+What is raised, and when:
+
+    before the local transaction   whatever the send met; the local transaction was not run, and the half, should it have been
+                                   stored nevertheless, is asked about and rolled back
+    by the local transaction       its own exception, unchanged, after UNKNOWN was handed in with the exception's text as remark
+    after the local transaction    only EndConflict and EndRefused: Escrow answered, and the half ended otherwise than was said.
+                                   An end that could not be delivered raises nothing: the local transaction is a fact, and
+                                   check-back settles the half. `TransactionResult.error` has the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar, overload
+
+from escrow._arguments import require_function, require_message, require_on_error
+from escrow._otel import span
+from escrow._sender import Engine
+from escrow.errors import EndConflict, EndRefused, EscrowError
+from escrow.messages import (
+    Check,
+    End,
+    EndAnswer,
+    Half,
+    Message,
+    Outcome,
+    Position,
+    TransactionResult,
+    Verdict,
+    outcome_of,
+    remark_of,
+)
+
+log: Final = logging.getLogger("escrow.producer")
+
+_T = TypeVar("_T")
+_Arg = TypeVar("_Arg")
+
+#: What answers a check: only an Outcome settles the half.
+Listener = Callable[[Check], Outcome | None]
+
+#: What a local transaction is, for whoever passed something else.
+RETURNS_OUTCOME: Final = "it gets the message and `arg`, runs the local transaction and returns an Outcome"
+
+
+class Producer:
+    """Sends transactional and ordinary messages of one producer group. One for a process; for any number of threads.
+
+    url, group        where Escrow is, and who we are: the group ends its halves and is asked about them
+    on_check          answers check-backs, in a background thread; without it this producer is never asked, and logs a warning
+                      with its first half
+    token, tls        a bearer token (or a function that gives one), an SSL context (`escrow.tls_context`)
+    linger_s          how long a message that came while a request was under way waits for company; one caller alone never waits
+    batch_max         messages in one shared request (1: none is shared, each caller makes his own; ordinary messages of an
+                      `AsyncProducer` still go one after another, or they would lose their order)
+    timeout_s         for one attempt
+    retry_for_s       how long a call that may be repeated is tried again: halves (they carry a dedup_key) and ends always, ordinary
+                      messages only where they were certainly not stored
+    member            a name for this process among the group's members; one is made up otherwise
+    check_threads     check-backs answered at the same time
+    """
+
+    def __init__(
+        self,
+        url: str,
+        group: str,
+        *,
+        on_check: Listener | None = None,
+        token: str | Callable[[], str] | None = None,
+        tls: ssl.SSLContext | None = None,
+        linger_s: float = 0.0,
+        batch_max: int = 256,
+        timeout_s: float = 10.0,
+        retry_for_s: float = 30.0,
+        member: str | None = None,
+        check_threads: int = 4,
+        check_wait_s: float = 30.0,
+    ) -> None:
+        if on_check is not None:
+            require_function("on_check", on_check, "it gets a Check and returns an Outcome", may_be_coroutine=False)
+        self._engine = Engine(
+            url,
+            group,
+            token=token,
+            tls=tls,
+            linger_s=linger_s,
+            batch_max=batch_max,
+            timeout_s=timeout_s,
+            retry_for_s=retry_for_s,
+        )
+        if on_check is not None:
+            self._engine.listen(on_check, member, threads=check_threads, wait_s=check_wait_s)
+
+    @property
+    def group(self) -> str:
+        return self._engine.group
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """Answer the checks in hand, send what was handed in, end the threads. True when that was done in time."""
+        return self._engine.close(timeout_s)
+
+    # --- transactions -----------------------------------------------------------------------------------------------------
+    def send_in_transaction(
+        self,
+        message: Message,
+        local_transaction: Callable[[Message, _Arg], Outcome | None],
+        arg: _Arg = None,  # type: ignore[assignment]
+    ) -> TransactionResult:
+        """Send a half, run the local transaction, say how it went.
+
+        0  what cannot be run is refused (TypeError), and nothing was sent
+        1  the half is sent; if that fails, the error is raised and nothing was run
+        2  local_transaction(message, arg) runs here; `message.transaction_id` is the half's id, for a barrier row
+        3  the Outcome that it returned is said. Anything else that it returned is UNKNOWN, and so is an exception, which is
+           raised on
+        """
+        require_message(message)  # 0
+        require_function("local_transaction", local_transaction, RETURNS_OUTCOME, may_be_coroutine=False)
+        half = self.send_half(message)  # 1
+        try:
+            with span("local transaction", transaction_id=half.id):
+                returned = local_transaction(message.with_id(half.id), arg)  # 2
+        except BaseException as error:
+            say_unknown(self._engine.end_soon, half, error)
+            raise
+        outcome, remark = outcome_of(returned, "the local transaction")  # 3
+        return checked(self._finish(half, outcome, remark))
+
+    def transaction(self, message: Message, *, on_error: Outcome = Outcome.UNKNOWN) -> Transaction:
+        """The same as a `with` block: the half is sent on entering, and leaving the block normally commits.
+
+        An exception in the block says UNKNOWN, and check-back finds out: an exception may come out of the database's own
+        COMMIT, which then may have happened or not. Where you know that an exception always means that the local transaction
+        was rolled back, `on_error=Outcome.ROLLBACK` settles it at once.
+        """
+        return Transaction(self, message, on_error)
+
+    def _finish(self, half: Half, outcome: Outcome, remark: str) -> TransactionResult:
+        """Say the outcome; what came of it."""
+        answer, failure = None, None
+        try:
+            with span("end", transaction_id=half.id, outcome=outcome):
+                [answer] = self._engine.end([End(half.id, outcome, remark)])
+        except EscrowError as error:
+            failure = error
+        return TransactionResult(half.id, half.half_offset, outcome, answer, remark, failure)
+
+    # --- the parts --------------------------------------------------------------------------------------------------------
+    def send_half(self, message: Message) -> Half:
+        """Store one half. End it with `end`."""
+        return self._engine.send_halves([message])[0]
+
+    def send_halves(self, messages: Sequence[Message]) -> list[Half]:
+        """Store halves, all or none."""
+        return self._engine.send_halves(list(messages))
+
+    @overload
+    def send(self, messages: Message) -> Position: ...
+    @overload
+    def send(self, messages: Sequence[Message]) -> list[Position]: ...
+    def send(self, messages: Message | Sequence[Message]) -> Position | list[Position]:
+        """Ordinary messages, visible at once: one, or several (all or none).
+
+        After `Unreachable` with `maybe_done` they may have been stored: send them again if a second copy does no harm."""
+        if isinstance(messages, Message):
+            return self._engine.send_messages([messages])[0]
+        return self._engine.send_messages(list(messages))
+
+    def end(self, id: str, outcome: Outcome, *, remark: str = "") -> EndAnswer:
+        """Say how a half ended. The answer is Escrow's verdict, whatever it is."""
+        return self._engine.end([End(id, outcome, remark)])[0]
+
+    def end_all(self, ends: Sequence[End]) -> list[EndAnswer]:
+        """Say how several halves ended; each is answered for itself."""
+        return self._engine.end(list(ends))
+
+    def state(self, id: str) -> dict[str, Any]:
+        """State and history of one transaction, as Escrow has them."""
+        return self._engine.api.transaction(id)
+
+
+class Begun:
+    """What a transaction block knows, whether it is a `with` or an `async with`."""
+
+    def __init__(self, message: Message, on_error: Outcome) -> None:
+        require_message(message)
+        require_on_error(on_error)
+        self._on_error = on_error
+        self._half: Half | None = None
+        #: With its `transaction_id`, from the beginning of the block.
+        self.message = message
+        self.result: TransactionResult | None = None
+
+    @property
+    def id(self) -> str:
+        """The half's id: what a barrier row is about."""
+        return self._stored().id
+
+    @property
+    def half_offset(self) -> int:
+        return self._stored().half_offset
+
+    def _stored(self) -> Half:
+        if self._half is None:
+            raise ValueError("this transaction has not begun: enter its block")
+        return self._half
+
+    def _begin(self, half: Half) -> None:
+        self._half, self.message = half, self.message.with_id(half.id)
+
+    def _refuse_again(self) -> None:
+        if self._half is not None:
+            raise ValueError("this transaction was used before: make another one")
+
+    def _refuse_second(self) -> None:
+        if self.result is not None and self._is_over():
+            raise ValueError(f"{self.id}: {self.result.outcome.name} was said already; the first outcome stands")
+
+    def _is_over(self) -> bool:
+        """COMMIT or ROLLBACK was said."""
+        return self.result is not None and self.result.outcome is not Outcome.UNKNOWN
+
+
+class Transaction(Begun):
+    """One transaction as a `with` block; `Producer.transaction` makes it. `result` is there after the end was said."""
+
+    def __init__(self, producer: Producer, message: Message, on_error: Outcome) -> None:
+        super().__init__(message, on_error)
+        self._producer = producer
+
+    def __enter__(self) -> Self:
+        self._refuse_again()
+        self._begin(self._producer.send_half(self.message))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._is_over():
+            return
+        if error is None:
+            if self.result is None:
+                self.commit()
+        elif self._on_error is Outcome.UNKNOWN:
+            say_unknown(self._producer._engine.end_soon, self._stored(), error)
+        else:
+            say_quietly(self.rollback, remark_of(error))
+
+    def commit(self) -> TransactionResult:
+        """Say COMMIT now: after the local transaction is committed, never before."""
+        return self._say(Outcome.COMMIT, "")
+
+    def rollback(self, remark: str = "") -> TransactionResult:
+        """Say ROLLBACK now: nobody will ever see the message."""
+        return self._say(Outcome.ROLLBACK, remark)
+
+    def unknown(self, remark: str = "") -> TransactionResult:
+        """Leave it to check-back. Leaving the block then says nothing more."""
+        return self._say(Outcome.UNKNOWN, remark)
+
+    def _say(self, outcome: Outcome, remark: str) -> TransactionResult:
+        self._refuse_second()
+        self.result = self._producer._finish(self._stored(), outcome, remark)
+        return checked(self.result)
+
+
+# --- shared with the asyncio twin -----------------------------------------------------------------------------------------
+def checked(result: TransactionResult) -> TransactionResult:
+    """The result, or the error that it stands for. What was not delivered is only logged: check-back settles it."""
+    answer = result.answer
+    if answer is None:
+        log.warning("%s: %s was not delivered (%s); check-back settles it", result.id, result.outcome.name, result.error)
+    elif not answer.stands and result.outcome is not Outcome.UNKNOWN:
+        if answer.verdict is Verdict.CONFLICT:
+            raise EndConflict(f"{result.id}: {result.outcome.name} was said, but it had ended before as {answer.state}", result)
+        raise EndRefused(f"{result.id}: {result.outcome.name} was refused: {answer.reason}", result)
+    return result
+
+
+def say_unknown(end: Callable[[Sequence[End]], _T], half: Half, error: BaseException) -> _T | None:
+    """Note for the history why nothing was said. Nobody waits for it: it settles nothing, and the error is more urgent."""
+    try:
+        return end([End(half.id, Outcome.UNKNOWN, remark_of(error))])
+    except EscrowError:
+        return None  # closed: the check will find out without the remark
+
+
+def say_quietly(say: Callable[[str], TransactionResult], remark: str) -> None:
+    """While another exception is on its way: that one must be heard."""
+    try:
+        say(remark)
+    except EscrowError as error:
+        log.error("%s", error)

@@ -1,0 +1,1 @@
+"""Commands on a whole store: backup, restore, rebuild, repair."""

@@ -1,0 +1,39 @@
+"""Rebuild: state table and queues anew from the redo log and the commit log, as one command.
+
+The work is `JobStore(rebuild=True)`. Before it the edge's side is opened, which takes its lock, so that nobody writes meanwhile,
+and recovers: after a power failure the op queue has zeros where its entries were not flushed; a rebuild would take them for holes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from store.directory import StoreDirectory
+from store.edge.store import EdgeStore
+from store.errors import NotAStore
+from store.job.store import JobStore
+from store.progress import Progress, no_progress
+from store.tables.dedup import EVERY_KEY_S
+
+
+def rebuild(path: Path, progress: Progress = no_progress) -> dict[str, object]:
+    """Build the derived files of the store in `path` again, in a new generation. Figures of the result."""
+    StoreDirectory(path)
+    if not (path / "edge.published").exists():
+        raise NotAStore(
+            f"{path}: the edge has never been opened here, so nothing was ever stored and there is nothing to rebuild; "
+            "in a store that was copied by hand, open the edge once first: it writes edge.published anew"
+        )
+    # The edge's own setting is not known here: no dedup key may be taken for an old one and go.
+    edge = EdgeStore(path, dedup_window_s=EVERY_KEY_S, progress=progress)
+    with edge, JobStore(path, rebuild=True, progress=progress) as job:
+        marker = job.marker
+        return {
+            "generation": job.generation,
+            "batches": marker.sequence,
+            "entries_replayed": job.recovery.entries_replayed,
+            "rows": max(0, marker.half_cursor - job.table.begin),
+            "pending": marker.pending,
+            "topic_queues": len(job.catalogue.queue_keys()),
+            "redo_end": job.redo.end,
+        }

@@ -1,0 +1,49 @@
+"""Repair: go on with what can be read of `consumers` and `audit`, where the edge refuses to.
+
+Nothing can tell the lost records again, so nobody but an operator decides this. The file as it was is kept under `lost+found`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from store.directory import Lock, StoreDirectory
+from store.edge import journal_heads
+from store.edge.recovery import CHECKPOINT
+from store.errors import Corrupt
+from store.io import disk, journal
+
+KEPT_IN: Final = "lost+found"
+
+
+def repair(path: Path) -> dict[str, dict[str, Any]]:
+    """Mend the journals of the store in `path` that are damaged or gone. By name: what was wrong, how many records are left, and
+    where the file lies as it was."""
+    StoreDirectory(path)
+    with Lock(path / "edge.lock", "the edge of this store"):
+        try:
+            checkpoint = disk.read_json(path / CHECKPOINT, journal_heads.CHECKPOINT_KEYS)
+        except Corrupt:
+            checkpoint = None
+        found = journal_heads.problems(path, checkpoint)
+        done = {name: _mend(path, name, problem) for name, problem in found.items()}
+        if done and checkpoint is not None:
+            noted = checkpoint.get(journal_heads.KEY) or {}
+            checkpoint[journal_heads.KEY] = {name: extent for name, extent in noted.items() if name not in done}
+            disk.write_json(path / CHECKPOINT, checkpoint, CHECKPOINT)
+        return done
+
+
+def _mend(root: Path, name: str, problem: Corrupt) -> dict[str, Any]:
+    """The original is copied first: a crash at any step leaves it, and the next repair does the same again."""
+    path = root / name
+    found = journal.survey(path)
+    told: dict[str, Any] = {"problem": problem.reason, "damaged_at": problem.offset, "records_left": len(found.payloads)}
+    if found.content:
+        disk.make_directory(root / KEPT_IN)
+        number = next(n for n in range(1 << 20) if not (root / KEPT_IN / f"{name}.{n}").exists())
+        disk.replace_file(root / KEPT_IN / f"{name}.{number}", found.content, "repair")
+        told["original"] = str(root / KEPT_IN / f"{name}.{number}")
+    disk.replace_file(path, journal.encode_all(found.payloads), name)
+    return told

@@ -1,0 +1,3 @@
+"""The edge's side of the store: the only writer of logs, `ends`, dedup, names. From outside: `store`,
+`listing`, `pending_counts`, `removal`.
+"""

@@ -1,0 +1,1 @@
+"""Looks at a store without lock or change: dump, stats, verify."""

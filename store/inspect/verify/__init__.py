@@ -1,0 +1,1 @@
+"""Verify: every file of a store against every other. From outside: `store.verify`."""

@@ -1,0 +1,1 @@
+"""Readers over the tables, for any process, beside the writers. Change no byte."""

@@ -1,0 +1,339 @@
+"""Readers: what any process may look at while the writers write. Nothing here changes a byte.
+
+`LogReader` reads the edge's files up to its published ends: halves and ops as packed records for the settlement, frames for
+everybody.
+`TopicReader` reads the job's files of the current generation and follows it when it changes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from store.directory import StoreDirectory
+from store.errors import Corrupt, NotAStore
+from store.io.arrays import distinct
+from store.io.pages import EDGE_MAGIC, JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
+from store.records import ASK_ROUND_MASK, HALF, NO_POSITION, OP, OpKind, State, ask_round_of, outstanding_of, state_of
+from store.tables.commit_log import CommitLog
+from store.tables.consume_queue import ASKED_TAG, ConsumeQueue, GrowingQueue
+from store.tables.frames import CRC_FROM, HALF_HEAD, MAGIC, OP_HEAD, Frame, FrameKind
+from store.tables.names import Dictionary
+from store.tables.queue_extents import Catalogue
+from store.tables.queue_files import QueueFiles
+from store.tables.state_table import StateTable
+
+Array = np.ndarray[Any, Any]
+Ints = npt.NDArray[np.int64]
+
+_HISTORY_ENTRIES: Final = 1 << 20
+#: Wall clocks step back now and then: a scan that begins at a time begins this much earlier.
+CLOCK_SLACK_MS: Final = 60_000
+
+
+class LogReader:
+    """The edge's files, read."""
+
+    def __init__(self, directory: StoreDirectory) -> None:
+        self.directory = directory
+        shape = directory.geometry
+        entries = shape.log_queue_entries_per_file
+        self.log = CommitLog(directory.commit_log, shape.commit_log_segment_bytes)
+        self.half_queue = ConsumeQueue(directory.half_queue(), entries, "half")
+        self.op_queue = ConsumeQueue(directory.op_queue(), entries, "op")
+        if not (directory.root / "edge.published").exists():
+            raise NotAStore(f"{directory.root}: no edge has ever opened this store; start the edge first")
+        self.page = PublishedPage(directory.root / "edge.published", EDGE_MAGIC)
+
+    def ends(self) -> tuple[int, int]:
+        """(half_end, op_end), both flushed. The op end is read first: its ops' halves are then all before the half end."""
+        op_end = self.page[EdgeSlot.OP_END]
+        return self.page[EdgeSlot.HALF_END], op_end
+
+    def halves(self, first: int, stop: int) -> Array:
+        """Halves first … stop - 1 as records.HALF, CRCs checked; a corrupt one is marked, not raised."""
+        entries, heads, good = self.checked_halves(first, stop)
+        records = np.zeros(len(entries), HALF)
+        records["half_offset"] = np.arange(first, stop)
+        records["commit_log_offset"], records["size_bytes"] = entries["commit_log_offset"], entries["size_bytes"]
+        records["stored_at_s"] = np.where(good, heads["stored_at_ms"] // 1000, 0)
+        records["group_no"] = np.where(good, heads["group_no"], -1)
+        records["immunity_s"] = np.where(good, heads["immunity_s"], 0)
+        records["corrupt"] = ~good
+        return records
+
+    def checked_halves(self, first: int, stop: int) -> tuple[Array, Array, Any]:
+        """(entries, heads, which of the frames are valid) of halves first … stop - 1, CRCs checked."""
+        entries = self.half_queue.read(first, stop)
+        heads, good = self._checked_heads(entries, HALF_HEAD, (FrameKind.HALF,))
+        return entries, heads, good & (heads["queue_offset"] == np.arange(first, stop))
+
+    def half_heads(self, half_offsets: Ints) -> tuple[Array, Array]:
+        """(entries, heads) of halves. No CRC: for searching; heads are all zero where an entry does not point into the log."""
+        entries = self.half_queue.gather(half_offsets)
+        heads = np.zeros(len(entries), HALF_HEAD)
+        if len(entries):
+            there = self._plausible(entries, HALF_HEAD.itemsize)
+            heads[there] = self._gather(entries["commit_log_offset"][there], HALF_HEAD.itemsize).view(HALF_HEAD)[:, 0]
+        return entries, heads
+
+    def ops(self, first: int, stop: int) -> Array:
+        """Ops first … stop - 1 as records.OP, CRCs checked; an ASKED frame becomes one record for each half it names."""
+        entries = self.op_queue.read(first, stop)
+        heads, good = self._checked_heads(entries, OP_HEAD, (FrameKind.OP, FrameKind.MESSAGE))
+        good &= heads["queue_offset"] == np.arange(first, stop)
+        records = np.zeros(len(entries), OP)
+        records["op_offset"] = np.arange(first, stop)
+        records["corrupt"] = ~good
+        records["stored_at_ms"], records["size_bytes"] = heads["stored_at_ms"], entries["size_bytes"]
+        for name in ("half_offset", "position", "group_no", "via"):
+            records[name] = heads[name]
+        records["kind"] = heads["op_kind"]
+        messages = np.flatnonzero(good & (heads["kind"] == FrameKind.MESSAGE))
+        if len(messages):
+            self._fill_messages(records, entries, messages)
+        for name in ("half_offset", "position"):
+            records[name][~good] = NO_POSITION
+        asked = np.flatnonzero(good & (heads["kind"] == FrameKind.OP) & (heads["op_kind"] == OpKind.ASKED))
+        return self._expand_asked(records, entries, asked) if len(asked) else records
+
+    def positions(self, first: int, stop: int) -> Ints:
+        """Topic positions that ops first … stop - 1 give to messages, in order. Heads only, no CRC: for searching."""
+        entries = self.op_queue.read(first, stop)
+        entries = entries[self._plausible(entries, OP_HEAD.itemsize)] if len(entries) else entries
+        if not len(entries):
+            return np.empty(0, np.int64)
+        heads = self._gather(entries["commit_log_offset"], OP_HEAD.itemsize).view(OP_HEAD)[:, 0]
+        found: Ints = np.where(heads["op_kind"] == OpKind.COMMIT, heads["position"], NO_POSITION)
+        messages = np.flatnonzero((heads["kind"] == FrameKind.MESSAGE) & (entries["size_bytes"] >= HALF_HEAD.itemsize))
+        found[heads["kind"] != FrameKind.OP] = NO_POSITION
+        if len(messages):
+            found[messages] = self._gather(entries["commit_log_offset"][messages], HALF_HEAD.itemsize).view(HALF_HEAD)[:, 0][
+                "position"
+            ]
+        given: Ints = found[(found >= 0) & (heads["magic"] == MAGIC)]
+        return given
+
+    def _fill_messages(self, records: Array, entries: Array, at: Ints) -> None:
+        heads = self._gather(entries["commit_log_offset"][at], HALF_HEAD.itemsize).view(HALF_HEAD)[:, 0]
+        records["half_offset"][at], records["kind"][at], records["via"][at] = -1, OpKind.MESSAGE, 0
+        records["position"][at], records["group_no"][at] = heads["position"], heads["group_no"]
+
+    def _expand_asked(self, records: Array, entries: Array, asked: Ints) -> Array:
+        pieces, done = [], 0
+        for at in asked.tolist():
+            offset, size = int(entries["commit_log_offset"][at]), int(entries["size_bytes"][at])
+            content = self.log.frame_bytes(offset, size)
+            detail_bytes = int(np.frombuffer(content, OP_HEAD, 1)["detail_bytes"][0])
+            halves = np.frombuffer(content[OP_HEAD.itemsize + detail_bytes :], "<i8")
+            expanded = np.repeat(records[at : at + 1], len(halves))
+            expanded["half_offset"], expanded["group_no"] = halves, -1
+            pieces += [records[done:at], expanded]
+            done = at + 1
+        return np.concatenate([*pieces, records[done:]])
+
+    def tags_codes(self, commit_log_offsets: Ints) -> Ints:
+        """The tags code of halves or messages at these places; 0 where the log no longer reaches back."""
+        codes = np.zeros(len(commit_log_offsets), np.int64)
+        self._follow(commit_log_offsets)
+        there = (commit_log_offsets >= self.log.file.begin) & (commit_log_offsets < self.log.file.end)
+        if there.any():
+            heads = self._gather(commit_log_offsets[there], HALF_HEAD.itemsize)
+            codes[there] = heads.view(HALF_HEAD)[:, 0]["tags_code"]
+        return codes
+
+    def history(self, half_offset: int, since_ms: int = 0) -> list[Frame]:
+        """The readable ops about a half, in log order: its whole history, the hand-overs of its check requests included.
+
+        The op queue is the index: a scan of its tags (20 bytes an op, tens of millions a second). ASKED frames name many halves.
+        `since_ms`: when the half was stored. Nothing was said of it before, so the scan begins there.
+        """
+        self.op_queue.file.refresh()  # the edge removes files at its front
+        found, stop = [], self.ends()[1]
+        first = self._first_op_since(since_ms - CLOCK_SLACK_MS, stop)
+        while first < stop:
+            entries = self.op_queue.read(first, min(stop, first + _HISTORY_ENTRIES))
+            for entry in entries[(entries["tags_code"] == half_offset) | (entries["tags_code"] == ASKED_TAG)]:
+                frame = self._readable(entry)
+                if frame is not None and (frame.fields["op_kind"] != OpKind.ASKED or half_offset in frame.asked):
+                    found.append(frame)
+            first += len(entries)
+        return found
+
+    def ops_since(self, at_ms: int) -> tuple[int, int]:
+        """(first, stop) of the ops that were stored at or after a time, and of a few before them."""
+        self.op_queue.file.refresh()
+        stop = self.ends()[1]
+        return self._first_op_since(at_ms - CLOCK_SLACK_MS, stop), stop
+
+    def _first_op_since(self, at_ms: int, stop: int) -> int:
+        return self._first_since(self.op_queue, at_ms, self.op_queue.begin, stop)
+
+    def first_half_since(self, at_ms: int, first: int, stop: int) -> int:
+        """The first of these halves that was stored at or after a time."""
+        return self._first_since(self.half_queue, at_ms, first, stop)
+
+    def _first_since(self, queue: ConsumeQueue, at_ms: int, first: int, stop: int) -> int:
+        """By halving the queue: its entries lie in the order of their time."""
+        while at_ms > 0 and first < stop:
+            middle = (first + stop) // 2
+            frame = self._readable(queue.read(middle, middle + 1)[0])
+            if frame is None or frame.stored_at_ms >= at_ms:
+                stop = middle
+            else:
+                first = middle + 1
+        return first
+
+    def _readable(self, entry: Any) -> Frame | None:
+        try:
+            return self.frame(entry)
+        except Corrupt:
+            return None
+
+    def frame(self, entry: Any) -> Frame:
+        """The checked frame that a queue entry points at."""
+        return self.log.read(int(entry["commit_log_offset"]), int(entry["size_bytes"]))
+
+    def _checked_heads(self, entries: Array, dtype: np.dtype[Any], kinds: tuple[FrameKind, ...]) -> tuple[Array, Any]:
+        """Heads of the frames behind entries, and which of the frames are valid."""
+        heads = np.zeros(len(entries), dtype)
+        if not len(entries):
+            return heads, np.zeros(0, bool)
+        good = self._plausible(entries, dtype.itemsize)
+        heads[good] = self._gather(entries["commit_log_offset"][good], dtype.itemsize).view(dtype)[:, 0]
+        good &= (heads["magic"] == MAGIC) & (heads["size_bytes"] == entries["size_bytes"]) & np.isin(heads["kind"], kinds)
+        self._check_crcs(entries, heads, good)
+        return heads, good
+
+    def _plausible(self, entries: Array, head_bytes: int) -> Any:
+        """Entries that point into the log: the others are corrupt and must not be followed."""
+        offsets, sizes = entries["commit_log_offset"], entries["size_bytes"].astype(np.int64)
+        self._follow(offsets)
+        within = offsets % self.log.segment_bytes + sizes <= self.log.segment_bytes
+        return within & (sizes >= head_bytes) & (offsets >= self.log.file.begin) & (offsets < self.log.file.end)
+
+    def _follow(self, commit_log_offsets: Ints) -> None:
+        """Look at the directory again when segments came or went that these places need."""
+        begin, last = self.page[EdgeSlot.LOG_BEGIN], int(np.max(commit_log_offsets, initial=-1))
+        if begin > self.log.file.begin or last >= self.log.file.end:
+            self.log.file.refresh()
+
+    def _check_crcs(self, entries: Array, heads: Array, good: Any) -> None:
+        crc32, segment_bytes = zlib.crc32, self.log.segment_bytes
+        buffers = {start: memoryview(self.log.file.segment(start).buffer) for start in self._starts(entries, good)}
+        chosen = np.flatnonzero(good)
+        offsets, sizes = entries["commit_log_offset"][chosen].tolist(), entries["size_bytes"][chosen].tolist()
+        wrong = [
+            index
+            for index, offset, size, crc in zip(chosen.tolist(), offsets, sizes, heads["crc"][chosen].tolist(), strict=True)
+            if crc32(
+                buffers[offset - offset % segment_bytes][offset % segment_bytes + CRC_FROM : offset % segment_bytes + size],
+                offset & 0xFFFFFFFF,
+            )
+            != crc
+        ]
+        good[wrong] = False
+
+    def _starts(self, entries: Array, chosen: Any) -> list[int]:
+        offsets = entries["commit_log_offset"][chosen]
+        return [number * self.log.segment_bytes for number in distinct(offsets // self.log.segment_bytes)]
+
+    def _gather(self, offsets: Ints, width: int) -> npt.NDArray[np.uint8]:
+        """`width` bytes at each of many places of the log, as rows."""
+        size = self.log.segment_bytes
+        rows = np.empty((len(offsets), width), np.uint8)
+        numbers = offsets // size
+        for number in distinct(numbers):
+            content = np.frombuffer(self.log.file.segment(number * size).buffer, np.uint8)
+            # The last places of a segment cannot hold a whole head of this width.
+            windows = np.lib.stride_tricks.sliding_window_view(content, width)
+            chosen = np.flatnonzero(numbers == number)
+            places = np.minimum(offsets[chosen] - number * size, len(windows) - 1)
+            rows[chosen] = windows[places]
+        return rows
+
+    def close(self) -> None:
+        for part in (self.log.file, self.half_queue, self.op_queue):
+            part.close()
+
+
+class TopicReader:
+    """The job's files of the current generation, read. Call `follow` before each look: it reopens after a rebuild."""
+
+    def __init__(self, directory: StoreDirectory) -> None:
+        self.directory = directory
+        self.page = PublishedPage(directory.root / "job.published", JOB_MAGIC)
+        self.generation = 0
+        self._open()
+
+    def _open(self) -> None:
+        self.generation = self.page[JobSlot.GENERATION]
+        self._root = self.directory.generation(self.generation)
+        shape = self.directory.geometry
+        self.catalogue = Catalogue(self._root / "catalogue")
+        self.table = StateTable(self._root / "statetable" / "0", shape.state_rows_per_file)
+        self._queues = QueueFiles(self._root, shape.topic_queue_entries_per_file)
+
+    def follow(self) -> bool:
+        """Reopen if the generation changed; find queues that are new. True when reopened."""
+        if self.page[JobSlot.GENERATION] != self.generation:
+            self.close()
+            self._open()
+            return True
+        self.catalogue.refresh()
+        return False
+
+    def close(self) -> None:
+        """Let go of the generation's files. Views that were handed out stay readable."""
+        self.catalogue.close()
+        self.table.close()
+        self._queues.close()
+
+    def queue(self, name: str) -> GrowingQueue:
+        """`topics/<topic_no>/<queue_id>`, `check`, `proposal`, `discard` or `quarantine`."""
+        return self._queues.queue(name)
+
+    def let_go(self) -> None:
+        """Let go of files that retention has removed."""
+        self._queues.refresh()
+        self.table.file.refresh()
+
+    def rows(self, half_offsets: Ints) -> Array:
+        """Rows of halves, as they are now; state files that were made since are found."""
+        if len(half_offsets) and int(half_offsets.max()) >= self.table.allocated:
+            self.table.file.refresh()
+        return self.table.get(half_offsets)
+
+    def words(self, half_offsets: Ints) -> npt.NDArray[np.uint32]:
+        """State words of halves, as they are now."""
+        if len(half_offsets) and int(half_offsets.max()) >= self.table.allocated:
+            self.table.file.refresh()
+        return self.table.words(half_offsets)
+
+    def under_way(self, words: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+        """Where a check request of the current round waits for its answer."""
+        prepared = state_of(words) == int(State.PREPARED)
+        this_round = ask_round_of(words) == np.uint32(self.page[JobSlot.ROUND_NO] & ASK_ROUND_MASK)
+        return np.asarray(prepared & this_round & (outstanding_of(words) != 0))
+
+    def topic_entries(self, topic_no: int, queue_id: int, first: int, count: int) -> tuple[int, Array]:
+        """(number of the first entry, entries) of a topic's queue, at most `count` from `first` on, up to its end."""
+        begin, end = self.catalogue.extent(topic_no << 6 | queue_id)
+        first = max(first, begin)
+        stop = min(end, first + count)
+        return first, self.queue(topic_queue_name(topic_no, queue_id)).read(first, stop)
+
+
+def topic_queue_name(topic_no: int, queue_id: int) -> str:
+    return f"topics/{topic_no}/{queue_id}"
+
+
+def open_readers(root: Path) -> tuple[StoreDirectory, LogReader, TopicReader | None, Dictionary]:
+    """Everything there is to read of a store; no TopicReader where no job has ever opened it."""
+    directory = StoreDirectory(root)
+    topics = TopicReader(directory) if (root / "job.published").exists() else None
+    return directory, LogReader(directory), topics, Dictionary(root / "dictionary")

@@ -1,0 +1,1 @@
+"""One file format a module: layout, validity, encode and decode. Imports `store.io` only."""

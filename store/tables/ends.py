@@ -1,0 +1,129 @@
+"""The ends table: how each transaction ended, one byte a half offset. The basis of every answer that the edge gives.
+
+byte n of the address space = 0 while half n is open, otherwise its State (COMMITTED 2 … DISCARDED_EXPIRED 5).
+
+Writer: the edge, right after the op is in the log. Rebuilt from: the op log, in order (a RESUME sets 0 again); the edge's
+checkpoint says from which op on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from store.io.segments import SegmentedFile
+from store.records import STATE_OF_OP, OpKind, State
+
+SEGMENT_BYTES: Final = 1 << 20
+OPEN: Final = 0
+_DISCARDED: Final = (State.DISCARDED_MAX, State.DISCARDED_EXPIRED)
+
+
+class Verdict(StrEnum):
+    """What an end is answered."""
+
+    ACCEPTED = "accepted"
+    ALREADY = "already"
+    CONFLICT = "conflict"
+    REFUSED = "refused"
+
+
+class Answer(NamedTuple):
+    """Final: nobody is told accepted and overruled later. `reason` says why an end was refused; `position` is a commit's place."""
+
+    verdict: Verdict
+    reason: str = ""
+    state: State = State.PREPARED
+    position: int = -1
+
+
+#: Bytes that a half may have: open, or the State it ended in.
+_POSSIBLE: Final = frozenset({OPEN, *map(int, STATE_OF_OP.values())})
+#: What the first end of a half is answered: nearly always this.
+_FIRST: Final = {kind: Answer(Verdict.ACCEPTED, state=state) for kind, state in STATE_OF_OP.items()}
+
+
+def judge(kind: OpKind, ended: int) -> Answer:
+    """What an op of this kind is answered when its half's byte is `ended`. Pure: the whole rule of ends in one place.
+
+    First terminal op wins · the same again is "already" · the opposite is a conflict · a discarded half must be resumed first.
+    """
+    if ended == OPEN and kind in _FIRST:
+        return _FIRST[kind]
+    if ended not in _POSSIBLE:
+        return Answer(Verdict.REFUSED, "its end is damaged: run escrow store verify", State.QUARANTINED)
+    state = State(ended) if ended else State.PREPARED
+    if kind == OpKind.RESUME:
+        reopened = state == State.PREPARED or state in _DISCARDED
+        return Answer(Verdict.ACCEPTED if reopened else Verdict.CONFLICT, "" if reopened else "already ended", state)
+    if ended == OPEN:
+        return Answer(Verdict.ACCEPTED)
+    if kind == OpKind.UNKNOWN or STATE_OF_OP.get(kind) == state:
+        return Answer(Verdict.ALREADY, state=state)
+    if state in _DISCARDED:
+        if kind in (OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED):
+            return Answer(Verdict.ALREADY, state=state)
+        return Answer(Verdict.REFUSED, "discarded", state)
+    return Answer(Verdict.CONFLICT, f"already {state.name.lower()}", state)
+
+
+def byte_after(kind: OpKind, before: int) -> int:
+    """A half's byte after an op that is in the log."""
+    if kind == OpKind.RESUME:
+        return OPEN
+    return int(STATE_OF_OP.get(kind, before))
+
+
+class EndsTable:
+    """One byte a half offset, mapped."""
+
+    def __init__(self, directory: Path, *, writable: bool = False) -> None:
+        self.file = SegmentedFile(directory, SEGMENT_BYTES, "ends", writable=writable, mapped_writes=True)
+
+    def __getitem__(self, half_offset: int) -> int:
+        at = half_offset % SEGMENT_BYTES
+        try:
+            return self.file.segment(half_offset - at).buffer[at]
+        except IndexError:
+            return OPEN
+
+    def __setitem__(self, half_offset: int, value: int) -> None:
+        at = half_offset % SEGMENT_BYTES
+        self.file.segment(half_offset - at).buffer[at] = value
+        self.file.mark_dirty(half_offset - at)
+
+    def put(self, first: int, marks: npt.NDArray[np.uint8]) -> None:
+        """Recovery: the marks of halves from `first` on, for which there is room."""
+        for start in self.file.starts():
+            low, high = max(first, start), min(first + len(marks), start + SEGMENT_BYTES)
+            if low < high:
+                self.file.segment(start).buffer[low - start : high - start] = marks[low - first : high - first].tobytes()
+                self.file.mark_dirty(start)
+
+    def any(self, half_offsets: npt.NDArray[np.int64]) -> bool:
+        """Whether one of these has ended."""
+        first = int(half_offsets.min())
+        start = first - first % SEGMENT_BYTES
+        if int(half_offsets.max()) >= start + SEGMENT_BYTES:  # rarely: they lie in several segments
+            return any(self[half_offset] != OPEN for half_offset in half_offsets.tolist())
+        try:
+            content = np.frombuffer(self.file.segment(start).buffer, np.uint8)
+        except IndexError:
+            return False
+        return bool(content[half_offsets - start].any())
+
+    def ensure(self, first: int, stop: int) -> None:
+        """Make room for halves first … stop - 1, so that marking an end can not meet a full disk."""
+        if not self.file.starts():
+            self.file.segment(first - first % SEGMENT_BYTES, create=True)
+        self.file.ensure(stop)
+
+    def counts(self, first: int, stop: int) -> Counter[int]:
+        """How many halves of a range are in which state."""
+        content = np.frombuffer(self.file.view(first, stop - first), np.uint8) if stop > first else np.empty(0, np.uint8)
+        return Counter({int(value): int(count) for value, count in zip(*np.unique(content, return_counts=True), strict=True)})

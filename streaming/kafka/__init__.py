@@ -1,0 +1,1 @@
+"""The job in Kafka mode. From outside: `service`."""
