@@ -20,7 +20,7 @@ RUN pip install --no-cache-dir --require-hashes -r /requirements/build.lock
 RUN pip wheel --no-cache-dir --no-build-isolation --require-hashes --wheel-dir /wheels \
         -r /requirements/server.lock -r /requirements/kafka.lock
 COPY . /src
-RUN pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels /src \
+RUN pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels /src/sdk /src \
     && python -m venv --without-pip /opt/escrow/python \
     && pip --python /opt/escrow/python/bin/python install --no-cache-dir --no-deps --no-index /wheels/*.whl
 

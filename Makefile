@@ -163,7 +163,7 @@ lock: ## resolve requirements/*.lock again, from pyproject.toml, and the lock be
 	@sh scripts/lock.sh "$(PYTHON)" $(if $(UPGRADE),--upgrade)
 
 clean: ## remove .venv and everything that was built or cached
-	rm -rf $(VENV) .clients build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .clients build dist *.egg-info sdk/build sdk/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv: $(VENV)/.installed ## build .venv if it is missing or stale
@@ -178,7 +178,7 @@ $(VENV)/.locked: requirements/build.lock requirements/dev.lock $(STALE)
 	@$(PIP) install --require-hashes --no-build-isolation -r requirements/dev.lock
 	@echo "$(CURDIR)" > $@
 
-# pyproject.toml changed: only the project itself is installed again (editable).
-$(VENV)/.installed: $(VENV)/.locked pyproject.toml
-	@$(PIP) install --no-deps --no-build-isolation --editable .
+# A pyproject.toml changed: only the project itself, client and server, is installed again (editable).
+$(VENV)/.installed: $(VENV)/.locked pyproject.toml sdk/pyproject.toml
+	@$(PIP) install --no-deps --no-build-isolation --editable sdk --editable .
 	@touch $@

@@ -42,7 +42,7 @@ def make_core(settings: Settings, clock: Clock | None = None) -> Core:
         from ingest.kafka.edge import KafkaEdge  # noqa: PLC0415  (its client library is an extra)
     except ModuleNotFoundError as error:
         raise CannotStart(
-            f"mode = kafka needs the Python package {error.name}: in a checkout of Escrow, pip install '.[server,kafka]'"
+            f"mode = kafka needs the Python package {error.name}: in a checkout of Escrow, pip install ./sdk '.[kafka]'"
         ) from error
     return KafkaEdge(settings, clock=clock)
 

@@ -95,7 +95,7 @@ def _about_the_process(registry: CollectorRegistry) -> None:
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     try:
-        release = version("escrow")
+        release = version("escrow-mq-server")
     except PackageNotFoundError:  # run from a tree that was never installed
         release = "unknown"
     Gauge("escrow_build_info", "1, with the release that runs", ["version"], registry=registry).labels(release).set(1)

@@ -675,7 +675,7 @@ class Settings:
     otlp_endpoint: str = _key(
         "otlpEndpoint", "text", '""',
         "Where traces go: the base of an OTLP receiver over HTTP, such as http://127.0.0.1:4318. Empty: there is no tracing. "
-        "Needs escrow[tracing].",
+        "Needs escrow-mq-server[tracing].",
     )  # fmt: skip
     trace_one_in: int = _key(
         "traceOneIn", "count", "1",

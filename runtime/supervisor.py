@@ -84,7 +84,7 @@ def missing(environ: Mapping[str, str]) -> str:
     """What the job needs and this machine has not, with how to get it; "" if nothing."""
     for module in ("numpy", "pyspark", "prometheus_client"):
         if importlib.util.find_spec(module) is None:
-            return f"the Python package {module} is missing: in a checkout of Escrow, pip install '.[server]' (into {sys.prefix})"
+            return f"the Python package {module} is missing: in a checkout of Escrow, pip install ./sdk . (into {sys.prefix})"
     return java_problem(environ)
 
 

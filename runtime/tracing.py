@@ -51,7 +51,7 @@ class Tracer:
             from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased  # noqa: PLC0415
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
         except ImportError as error:
-            remedy = "install it (in a checkout of Escrow: pip install '.[tracing]'), or leave otlpEndpoint empty"
+            remedy = "install it (in a checkout of Escrow: pip install ./sdk '.[tracing]'), or leave otlpEndpoint empty"
             raise TracingError(f"otlpEndpoint is set, and OpenTelemetry is not there ({error.name}): {remedy}") from error
         self._trace, self._propagator = trace, TraceContextTextMapPropagator()
         exporter = OTLPSpanExporter(endpoint=f"{settings.otlp_endpoint.rstrip('/')}/v1/traces", timeout=5)

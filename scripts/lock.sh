@@ -27,14 +27,14 @@ compile() {
     output=$1
     shift
     "$UV" pip compile pyproject.toml --quiet --universal --python-version 3.11 --generate-hashes \
-        --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+        --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-emit-package escrow-mq \
         --output-file "requirements/$output" "$@"
     echo "requirements/$output: $(grep -c '^[a-z0-9].*==' "requirements/$output") packages"
 }
-compile server.lock --extra server "$@"
+compile server.lock "$@"
 compile tracing.lock --extra tracing --constraints requirements/server.lock "$@"
 compile kafka.lock --extra kafka --constraints requirements/server.lock "$@"
-compile dev.lock --extra server --extra kafka --extra tracing --group dev --constraints requirements/server.lock "$@"
+compile dev.lock --extra kafka --extra tracing --group dev --constraints requirements/server.lock "$@"
 
 compile rocketmq-client.lock --group rocketmq-client "$@"
 compile build.lock --group build "$@"

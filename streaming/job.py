@@ -151,7 +151,7 @@ def _made(settings: Settings) -> AnyService:
         from streaming.kafka.service import KafkaJobService  # noqa: PLC0415 - an embedded install need not have Kafka's client
     except ModuleNotFoundError as error:
         raise JobCannotStart(
-            f"Kafka mode needs the Python package {error.name}: in a checkout of Escrow, pip install '.[server,kafka]'"
+            f"Kafka mode needs the Python package {error.name}: in a checkout of Escrow, pip install ./sdk '.[kafka]'"
         ) from error
     return KafkaJobService(settings)
 

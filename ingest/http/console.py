@@ -113,7 +113,7 @@ def _shown(exchange: Exchange, name: str) -> wire.SessionOut:
         csrf=session.csrf if session is not None and name else "",
         open=exchange.access.is_open,
         left_s=exchange.sessions.left_s(session) if session is not None else 0.0,
-        version=version("escrow"),
+        version=version("escrow-mq-server"),
         check_max=settings.check_count_max,
     )
 

@@ -32,7 +32,12 @@ def document(routes: tuple[Route, ...]) -> bytes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, found, components)
     content = {
         "openapi": "3.1.0",
-        "info": {"title": "Escrow", "version": version("escrow"), "description": _INTRODUCTION, "license": {"name": "Apache-2.0"}},
+        "info": {
+            "title": "Escrow",
+            "version": version("escrow-mq-server"),
+            "description": _INTRODUCTION,
+            "license": {"name": "Apache-2.0"},
+        },
         "paths": paths,
         "components": {
             "schemas": {name: schema for name, schema in sorted(components.items()) if not name.endswith("Query")},

@@ -78,17 +78,17 @@ def _python() -> Finding:
 
 
 def _packages() -> Finding:
-    """Those of the server extra, and the versions that the project fixes."""
+    """Those that the server needs, and the versions that the project fixes."""
     wrong = []
     try:
-        requirements = importlib.metadata.requires("escrow") or []
+        requirements = importlib.metadata.requires("escrow-mq-server") or []
     except importlib.metadata.PackageNotFoundError:
         return Finding(
-            Level.FAIL, "packages", "escrow itself is not installed here", "in a checkout: make venv, or pip install '.[server]'"
+            Level.FAIL, "packages", "escrow-mq-server is not installed here", "in a checkout: make venv, or pip install ./sdk ."
         )
     for requirement in requirements:
         name, _, rest = requirement.partition(";")
-        if "server" not in rest:
+        if "extra" in rest:
             continue
         bare = re.split(r"[^A-Za-z0-9_.-]", name.strip())[0]
         try:
@@ -99,8 +99,8 @@ def _packages() -> Finding:
         if "==" in name and have != (wanted := name.split("==")[1].strip()):
             wrong.append(f"{bare} is {have}, not {wanted}")
     if wrong:
-        return Finding(Level.FAIL, "packages", ", ".join(wrong), f"in a checkout: pip install '.[server]' (into {sys.prefix})")
-    return Finding(Level.OK, "packages", f"PySpark {importlib.metadata.version('pyspark')} and the rest of the server extra")
+        return Finding(Level.FAIL, "packages", ", ".join(wrong), f"in a checkout: pip install ./sdk . (into {sys.prefix})")
+    return Finding(Level.OK, "packages", f"PySpark {importlib.metadata.version('pyspark')} and the rest of what the server needs")
 
 
 def _java() -> Finding:
@@ -484,7 +484,7 @@ def _kafka(settings: Settings) -> Iterator[Finding]:
     if getattr(settings, "mode", "embedded") != "kafka":
         return
     if importlib.util.find_spec("confluent_kafka") is None:
-        yield Finding(Level.FAIL, "Kafka", "the package confluent-kafka is missing", "in a checkout: pip install '.[kafka]'")
+        yield Finding(Level.FAIL, "Kafka", "the package confluent-kafka is missing", "in a checkout: pip install ./sdk '.[kafka]'")
     servers = [name.strip() for name in str(getattr(settings, "kafka_bootstrap_servers", "")).split(",") if name.strip()]
     if not servers:
         yield Finding(Level.FAIL, "Kafka", "kafkaBootstrapServers is empty", "name brokers: host:9092,host:9092")

@@ -7,7 +7,7 @@
     Api                            the HTTP API, one method a call
 
 docs/producers.md and docs/consumers.md teach them. The SDK imports none of the rooms (``store``, ``checker``, ``sinks``,
-``streaming``, ``ingest``): what those need comes with the extra ``escrow[server]``. The command line is ``escrow.cli``.
+``streaming``, ``ingest``): those come with ``escrow-mq-server``. The command line is ``escrow.cli``.
 """
 
 from importlib.metadata import PackageNotFoundError, version
@@ -96,6 +96,6 @@ __all__ = [
 ]
 
 try:
-    __version__ = version("escrow")
+    __version__ = version("escrow-mq")
 except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"

@@ -139,7 +139,7 @@ def ship_package(spark: SparkSession, run: Path) -> None:
     """Executors on other machines get our own code as a zip; numpy, pyarrow and confluent-kafka must be in their Python."""
     zipped = run / "escrow-package.zip"
     with zipfile.ZipFile(zipped, "w") as archive:
-        for room in ("escrow", "runtime", "store", "checker", "sinks", "streaming"):
+        for room in ("runtime", "store", "checker", "sinks", "streaming"):
             root = Path(str(resources.files(room)))
             for file in sorted(root.rglob("*.py")):
                 archive.write(file, Path(room) / file.relative_to(root))

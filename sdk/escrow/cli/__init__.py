@@ -4,25 +4,24 @@ One file a command. A command's module has two functions: ``add_parser(subparser
 help, ``run(args)`` does the work and returns an exit code of ``escrow.cli.exits``. A new command is a new file and one
 more entry in ``COMMANDS``.
 
-Commands import the rooms (``store``, ...) inside the function that needs them: ``escrow --help`` works on a base
-install, and a command that needs more says so in one line.
+Commands that need the server are in ``runtime.commands`` and come with escrow-mq-server. ``escrow --help`` works
+without it, and such a command then says in one line what to install.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from escrow import __version__
 from escrow.cli import completion, consume, dead_letters, demo, exits, groups, remote, send, top, topic, topics, tx
 from escrow.errors import EscrowError
-from runtime.commands import audit, clock, config, doctor, export, run, store, token
-from runtime.settings import PRIVATE_UMASK, SettingsError
 
 if TYPE_CHECKING:
     from escrow.cli.exits import Subparsers
@@ -40,12 +39,56 @@ class Command(Protocol):
         """Does the work; returns an exit code."""
 
 
+#: Commands that come with the server, and what each is for.
+SERVER_COMMANDS: Final = {
+    "run": "start the service: edge and streaming job",
+    "doctor": "what is wrong with this machine, its settings and its data",
+    "audit": "check the audit log",
+    "export": "the history of transactions as Parquet",
+    "store": "look at a data directory, check it, rebuild it, back it up",
+    "clock": "what time counts, and the clock alert",
+    "config": "show and check the settings",
+    "token": "make, list and revoke bearer tokens",
+}
+SERVER_MISSING: Final = "needs escrow-mq-server; in a checkout of Escrow: pip install ./sdk ."
+#: What is created for the server's users is for them alone, as in runtime.settings.
+PRIVATE_UMASK: Final = 0o077
+
+
+class Absent:
+    """Stands for a command of the server where the server is not installed: says what to install."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def add_parser(self, subparsers: Subparsers) -> None:
+        # No prefix of options: whatever is given, the answer is the same.
+        parser = subparsers.add_parser(self.__name__, help=SERVER_COMMANDS[self.__name__], prefix_chars="\0", add_help=False)
+        parser.add_argument("given", nargs="*", help=argparse.SUPPRESS)
+        parser.set_defaults(run=self.run)
+
+    def run(self, args: argparse.Namespace) -> int:
+        raise exits.UsageError(f"escrow {self.__name__} {SERVER_MISSING}")
+
+
+def _of_server(name: str) -> Command:
+    """The module of this command; where the server is not installed, what says so."""
+    try:
+        command: Command = importlib.import_module(f"runtime.commands.{name}")
+    except ModuleNotFoundError as error:
+        if error.name not in ("runtime", "runtime.commands"):
+            raise
+        return Absent(name)
+    return command
+
+
+run, doctor, audit, export, store, clock, config, token = map(_of_server, SERVER_COMMANDS)
 COMMANDS: tuple[Command, ...] = (
     run, demo, doctor, top, tx, audit, send, consume, groups, topics, topic, dead_letters, export, store, clock, config, token,
     completion,
 )  # fmt: skip
 
-# Third-party modules that come with the server extra. A command that misses one of them needs that extra.
+# Third-party modules that the server depends on. A command that misses one of them needs the server.
 SERVER_MODULES = frozenset({"httptools", "httpx", "msgspec", "numpy", "prometheus_client", "pyarrow", "pyspark", "uvloop"})
 
 DESCRIPTION = """\
@@ -123,14 +166,14 @@ def _explain(error: Exception) -> tuple[str, int] | None:
         return remote.explain(error)
     if isinstance(error, ModuleNotFoundError):
         if (error.name or "").partition(".")[0] in SERVER_MODULES:
-            return "this command needs the extra [server]; in a checkout of Escrow: pip install '.[server]'", exits.ERROR
+            return f"this command {SERVER_MISSING}", exits.ERROR
         return None
-    if isinstance(error, exits.UsageError | SettingsError):
+    if isinstance(error, exits.UsageError):
         return str(error), exits.ERROR
     if isinstance(error, OSError):
         return ": ".join(str(part) for part in (error.filename, error.strerror) if part) or str(error), exits.ERROR
     # A room's error can only have been raised where its errors are loaded, so nothing has to be imported to know one.
-    for module, root in (("store.errors", "StoreError"), ("ingest.errors", "EdgeError")):
+    for module, root in (("runtime.settings", "SettingsError"), ("store.errors", "StoreError"), ("ingest.errors", "EdgeError")):
         errors = sys.modules.get(module)
         if errors is not None and isinstance(error, getattr(errors, root)):
             return str(error) or type(error).__name__, exits.ERROR

@@ -9,8 +9,8 @@ import time
 from datetime import datetime
 from typing import Final
 
-from runtime.settings import DURATION_MS
-
+#: As the settings have it (runtime.settings); the client does not import them.
+DURATION_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _AGO: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 HELP: Final = "2026-11-16T03:00 (local time, unless it ends in Z or +01:00), 15m (so long ago), or milliseconds since 1970"
 

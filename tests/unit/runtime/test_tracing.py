@@ -38,7 +38,7 @@ def test_without_the_packages_it_does_not_start_and_says_what_to_do(module, tmp_
     status, _, err = python(code, "--data", str(tmp_path), *sets)
     assert status == 2
     assert "otlpEndpoint is set, and OpenTelemetry is not there" in err
-    assert "pip install '.[tracing]'" in err
+    assert "pip install ./sdk '.[tracing]'" in err
 
 
 def test_a_receiver_that_is_not_there_holds_nobody_up(tmp_path):
