@@ -843,8 +843,6 @@ class EdgeStore:
             # The job removes rows behind it: after a power failure this side must not take ops about them again.
             self.page[EdgeSlot.HALF_BEGIN] = state["half_begin"]
             self._checkpointed = int(state["log_end"])
-            with self._append_lock:
-                self.dedup.forget(state["dedup"])
 
     def retain(self) -> dict[str, int]:
         """Delete what the job says nobody needs any more: whole files before its low-water marks. Returns how many went."""

@@ -9,7 +9,7 @@
 A key's slot: the digest's first 8 bytes (little-endian, unsigned) mod slots, or the next free one behind it, round the end.
 New keys go into the file with the highest number; when it is half full or a quarter of the window old, a new file is begun.
 A key cannot be younger than the oldest one of a later file: where its time says so, the clock was put back meanwhile, and that
-one's time counts. A file goes when its newest key is older than the window and edge.checkpoint no longer names it.
+one's time counts. A file goes when its newest key is older than the window.
 Rebuilt from: the halves in the log, which carry their key as property `__DEDUP_KEY__`.
 """
 
@@ -122,8 +122,6 @@ class Dedup:
         #: and is asked each time: a number that is set a moment after the leap would let keys go in between.
         self.leapt_s: Callable[[], int] = lambda: 0
         self._tables: list[_Table] = []
-        #: So many at the front are old: they go when a checkpoint has noted the others.
-        self._old = 0
         if writable:
             disk.make_directory(directory)
             for leftover in directory.glob("*" + disk.TEMPORARY_SUFFIX):
@@ -182,34 +180,32 @@ class Dedup:
         disk.create_segment(path, slots * SLOT.size, "dedup")
         self._tables.append(_Table(path, writable=True))
         if not keep:
-            self._old = self._count_old(now_s)
+            self._forget(now_s)
 
-    def _count_old(self, now_s: int) -> int:
-        """Tables at the front whose newest key is older than the window."""
-        for number, table in enumerate(self._tables[:-1]):
-            latest_s = min([table.newest_s, *(later.oldest_s for later in self._tables[number + 1 :] if later.used)])
+    def _forget(self, now_s: int) -> None:
+        while len(self._tables) > 1:
+            latest_s = min([self._tables[0].newest_s, *(table.oldest_s for table in self._tables[1:] if table.used)])
             if latest_s + self._window_s >= now_s - self.leapt_s():
-                return number
-        return max(0, len(self._tables) - 1)
-
-    def forget(self, noted: list[list[Any]]) -> None:
-        """Remove the old tables that a durable checkpoint no longer notes: a table that is noted and missing is a lost one."""
-        first = noted[0][0] if noted else ""
-        while len(self._tables) > 1 and self._old and self._tables[0].path.name < first:
+                return
             table = self._tables.pop(0)
-            self._old -= 1
             table.close()
             disk.remove(table.path, "dedup")
 
     def extents(self) -> list[list[Any]]:
-        """What a checkpoint notes: name and number of keys of each table that is not old."""
-        return [[table.path.name, table.used] for table in self._tables[self._old :]]
+        """What a checkpoint notes: name and number of keys of each table."""
+        return [[table.path.name, table.used] for table in self._tables]
 
     def why_doubted(self, checkpoint: Mapping[str, Any]) -> str:
-        """Why keys may be lost; "" where none are. After a kill tables may have grown, and an old one may not be gone yet."""
-        noted, found = checkpoint.get("dedup"), {table.path.name: table.used for table in self._tables}
-        same = checkpoint["clean"]
-        if all(found.get(name, -1) == used if same else found.get(name, -1) >= used for name, used in noted or ()):
+        """Why keys may be lost; "" where none are. After a kill the last table may have grown, and where a later one was begun
+        the oldest may have been removed for their age."""
+        noted, found = checkpoint.get("dedup") or [], self.extents()
+        if checkpoint["clean"]:
+            known = found == noted
+        else:
+            names, there = [name for name, _ in noted], {name for name, _ in found}
+            gone = [name for name in names if name not in there]
+            known = not gone or (gone == names[: len(gone)] and max(there, default="") > names[-1])
+        if known or not noted:
             return ""
         return f"{self._directory}: a table of dedup keys is missing, or is not the one that was here"
 
