@@ -490,7 +490,7 @@ class KafkaJobService:
     def _end_of(self, topic: str, partition: int) -> int:
         return clients.bounds_of(self._watcher, topic, partition)[1]
 
-    def _live_groups(self, shard: Shard, _now_ms: int) -> Bools:
+    def _live_groups(self, shard: Shard, _now_ms: int) -> Bools | None:
         return self._alive.of(shard.store.groups)  # a number whose name is not known ("") has nobody live
 
     def _run_task(self, task: release.Task) -> release.Done | str:
@@ -572,12 +572,13 @@ class KafkaJobService:
         return clients.shard_count(self.connection.admin(), self.topics)
 
     def _tick(self, part: _Part) -> None:
-        now_ms, rounds = self.clock.now_ms(), part.rounds
+        rounds = part.rounds
         if rounds is None:
             return
         with part.shard.lock:
             if self._stopping.is_set():
                 return
+            now_ms = self.clock.now_ms()  # here: the lock may have been waited for
             if rounds.wanted(now_ms):
                 done = rounds.rounds_done
                 count_decisions(self.metrics, rounds.work(now_ms, lambda: False))
