@@ -62,18 +62,28 @@ def read_state(directory: Path) -> ClockState | None:
         return None
 
 
-class _Line:
-    """A state, and the latest time that was told by it: time stands still where a drift is made good, and never goes back."""
+class _Latest:
+    """The latest time that was told. Threads share it, and so do the lines between two leaps."""
 
-    def __init__(self, state: ClockState, last_ms: int = 0) -> None:
-        self.state, self.last_ms = state, last_ms
+    def __init__(self) -> None:
+        self._last_ms, self._lock = 0, threading.Lock()
+
+    def not_before(self, now_ms: int) -> int:
+        with self._lock:
+            self._last_ms = max(self._last_ms, now_ms)
+            return self._last_ms
+
+
+class _Line:
+    """A state, and the time by it: time stands still where a drift is made good, and never goes back but by a leap."""
+
+    def __init__(self, state: ClockState, before: _Line | None = None) -> None:
+        """`before`: the line that this one goes on from. A thread may still be reading it."""
+        self.state = state
+        self._latest: _Latest = before._latest if before and before.state.leapt_ms == state.leapt_ms else _Latest()
 
     def at(self, steady_ms: int) -> int:
-        now_ms = self.state.at(steady_ms)
-        if now_ms < self.last_ms:
-            return self.last_ms
-        self.last_ms = now_ms
-        return now_ms
+        return self._latest.not_before(self.state.at(steady_ms))
 
 
 class GuardedClock:
@@ -179,8 +189,7 @@ class GuardedClock:
         before, alert = self._line.state, state.alert
         if event is Event.ALERT and alert is not None and not alert.filed:
             state = replace(state, alert=self._filed(alert))
-        leapt = state.leapt_ms != before.leapt_ms
-        self._line = _Line(state, 0 if leapt else self._line.last_ms)
+        self._line = _Line(state, self._line)
         self._save(state)
         if before.alert is not None and alert is None and self._directory is not None:
             disk.remove(self._path(ALERT_FILE), "clock")
@@ -224,8 +233,7 @@ class GuardedClock:
             return
         state, self._seen = self._read(), seen
         if state is not None:
-            leapt = state.leapt_ms != self._line.state.leapt_ms
-            self._line = _Line(state, 0 if leapt else self._line.last_ms)
+            self._line = _Line(state, self._line)
 
     def _save(self, state: ClockState) -> None:
         """Where it cannot be written (a full disk), this process goes on with what it knows; the next event tries again."""

@@ -1,13 +1,16 @@
 """Check requests: from the check topic to members that poll this endpoint.
 
 For each producer group that has pollers here the endpoint is a member of the group's Kafka consumer group on their behalf
-(`kafkaCheckGroupPrefix` + group). That makes the group live; the job writes and counts its requests only then. The endpoint leaves
+(`kafkaCheckGroupPrefix` + group). That makes the group live; the job writes its requests only then. The endpoint leaves
 when nobody has polled for presenceTtl. A membership is a consumer and a thread: an endpoint is meant for hundreds of groups, not
 for tens of thousands.
 
-A request is done when it was handed over, when its half has ended, or when it has lapsed: a round is over after
-transactionCheckInterval, and the job asks again if it must. What is done is committed in the consumer group, so a request that
-was read and not handed over is read again by whoever has the partition next.
+A request is done when it was handed over, when its half has ended, or when a newer one about the same half has come. What is done
+is committed in the consumer group, and the job counts what was committed: so a request that was read and not handed over costs no
+attempt, and is read again by the next member that has the partition. It does not lapse: the job writes no other one while it waits.
+There is one exception. Offsets are committed in order, and a request that no courier can deliver stands in the way of those
+behind it. If one of these was handed over and its half is still pending, the first lapses
+after transactionCheckInterval, and counts.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from store.tables.frames import KEYS, PGROUP, REAL_TOPIC, Frame, FrameKind
 POLL_S: Final = 0.2
 ASK_S: Final = 10.0
 AGAIN_S: Final = 1.0
-#: Requests of a group that are held at most; the consumer pauses beyond it, by not polling.
+#: Requests of a group that are held at most; the consumer pauses beyond it.
 HELD_MAX: Final = 10_000
 _AT_ONCE: Final = 500
 LOG: Final = logging.getLogger("escrow.edge")
@@ -74,16 +77,18 @@ class Membership:
         self._loop = asyncio.get_running_loop()
         self._consumer = Consumer(options)
         self._open: dict[int, dict[int, bool]] = {}
+        self._handed: dict[int, dict[int, int]] = {}  # by partition: those behind an open one, offset → half
         self._commits: dict[int, int] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self.held = 0
+        self._paused = False
         self.trouble = ""
         self._thread = threading.Thread(target=self._run, name=f"kafka-checks-{group}", daemon=True)
         self._thread.start()
 
     # --- in the event loop ------------------------------------------------------------------------------------------------
-    def done(self, asked: Iterable[Asked]) -> None:
+    def done(self, asked: Iterable[Asked], *, handed_over: bool = False) -> None:
         """These need not be read again. The thread commits it: a call from here would wait for the thread's."""
         with self._lock:
             for each in asked:
@@ -91,9 +96,19 @@ class Membership:
                 if offsets is None or each.offset not in offsets:
                     continue
                 offsets[each.offset] = True
+                handed = self._handed.setdefault(each.partition, {})
+                if handed_over:
+                    handed[each.offset] = each.request.half_offset
                 following = _take_done(offsets)
                 if following is not None:
                     self._commits[each.partition] = following
+                    self._handed[each.partition] = {at: half for at, half in handed.items() if at >= following}
+
+    def stands_in_the_way(self, asked: Asked, has_ended: Callable[[int], bool]) -> bool:
+        """Whether a request behind it was handed over, cannot be committed because of this one, and is about a pending half."""
+        with self._lock:
+            is_first = next(iter(self._open.get(asked.partition, {})), -1) == asked.offset
+            return is_first and not all(has_ended(half) for half in self._handed.get(asked.partition, {}).values())
 
     async def close(self) -> None:
         self._stopping.set()
@@ -126,9 +141,7 @@ class Membership:
             self._consumer.commit(offsets=offsets, asynchronous=asynchronous)  # type: ignore[call-overload]
 
     def _read(self) -> None:
-        if self.held > HELD_MAX:
-            self._stopping.wait(POLL_S)
-            return
+        self._pause(self.held > HELD_MAX)
         first = self._consumer.poll(POLL_S)
         if first is None:
             return
@@ -147,8 +160,15 @@ class Membership:
         if found and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._arrived, self._group, found)
 
+    def _pause(self, full: bool) -> None:
+        """Still polled while it is paused: who does not poll for minutes is taken for dead."""
+        if full != self._paused:
+            (self._consumer.pause if full else self._consumer.resume)(self._consumer.assignment())
+            self._paused = full
+
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Where nothing was committed yet: from a moment ago, because requests are written as soon as we are seen to be here."""
+        self._paused = False  # what is assigned anew is not
         try:
             known = consumer.committed(partitions, timeout=ASK_S)
             new = [each for each in known if each.offset < 0]
@@ -165,6 +185,7 @@ class Membership:
         with self._lock:
             for partition in gone:
                 self._open.pop(partition, None)
+                self._handed.pop(partition, None)
                 self._commits.pop(partition, None)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._lost, self._group, gone)
@@ -231,8 +252,9 @@ class KafkaChecks:
         self._waiting = Waiting()
         self._closing = False
         self.polls = self.lapsed = self.handed_over = 0
-        #: Changes when requests of a new round have come: couriers try again then.
+        #: Changes when requests have come, and every transactionCheckInterval: couriers try again then what they could not deliver.
         self.round_no = 0
+        self._round_s = time.monotonic()
 
     async def poll(
         self,
@@ -293,18 +315,22 @@ class KafkaChecks:
         return handover
 
     def _is_over(self, group: str, asked: Asked) -> bool:
-        """Ended meanwhile, or of a round that is over."""
-        lapsed = time.monotonic() - asked.arrived_s > self._lapse_s
+        """Ended meanwhile, or lapsed because it stands in the way."""
+        lapsed = time.monotonic() - asked.arrived_s > self._lapse_s and self._stands_in_the_way(group, asked)
         if not lapsed and not self._has_ended(asked.request.half_offset):
             return False
         self.lapsed += lapsed
         self._done(group, [asked])
         return True
 
-    def _done(self, group: str, asked: Iterable[Asked]) -> None:
+    def _stands_in_the_way(self, group: str, asked: Asked) -> bool:
+        membership = self._memberships.get(group)
+        return membership is not None and membership.stands_in_the_way(asked, self._has_ended)
+
+    def _done(self, group: str, asked: Iterable[Asked], *, handed_over: bool = False) -> None:
         membership = self._memberships.get(group)
         if membership is not None:
-            membership.done(asked)
+            membership.done(asked, handed_over=handed_over)
 
     def _count(self, group: str) -> None:
         if group in self._memberships:
@@ -313,7 +339,7 @@ class KafkaChecks:
     def was_handed_over(self, handover: Handover) -> None:
         """The answer was written."""
         self.handed_over += len(handover.requests)
-        self._done(handover.group, handover.waiting)
+        self._done(handover.group, handover.waiting, handed_over=True)
 
     def put_back(self, handover: Handover) -> None:
         """The answer could not be written: another member gets its requests."""
@@ -343,7 +369,7 @@ class KafkaChecks:
             self._count(group)
 
     async def run(self) -> None:
-        """Leave groups that nobody polls for any more; let go of what has lapsed."""
+        """Leave groups that nobody polls for any more; let go of what has ended."""
         while True:
             await asyncio.sleep(min(1.0, self._linger_s / 3))
             for group, queue in list(self._queues.items()):
@@ -351,6 +377,8 @@ class KafkaChecks:
                     queue.popleft()
                 self._count(group)
             now_s = time.monotonic()
+            if now_s - self._round_s > self._lapse_s:
+                self._round_s, self.round_no = now_s, self.round_no + 1
             for group in [group for group, at_s in self._polled_s.items() if now_s - at_s > self._linger_s]:
                 await self._leave(group)
 

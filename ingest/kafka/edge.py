@@ -378,7 +378,7 @@ class KafkaEdge:
         passing_over: Container[int] = (),
         via: str = "poll",
     ) -> AsyncIterator[Handover]:
-        """As in the embedded edge; the job has counted the request when it wrote it."""
+        """As in the embedded edge; the job counts a request when the check topic's offset behind it is committed."""
         max_requests, wait_s = self._gate.check_poll(member, max_requests, wait_s)
         max_bytes = self.settings.max_request_bytes // 2
         handover = await self._kafka_checks.poll(group, member, max_requests, max_bytes, wait_s, passing_over=passing_over, via=via)

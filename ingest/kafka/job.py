@@ -26,7 +26,7 @@ class JobWatch:
             await asyncio.sleep(LOOK_S)
 
     def _look(self) -> str:
-        live, whole = groups.members(self._admin, ASK_S)
+        live, whole, _ = groups.members(self._admin, ASK_S)
         if self._group not in live and not whole:  # out of reach: nothing is known of it
             return "silent" if self.state == "running" else self.state
         if self._group not in live:

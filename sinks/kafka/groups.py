@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient
 
+MARGIN_S: Final = 2.0
 _NOBODY: Final = frozenset({ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD})
 
 
@@ -19,12 +20,15 @@ class Members(NamedTuple):
 
     live: dict[str, bool]  # by consumer group: whether it has a member; groups that nobody knows are left out
     whole: bool  # False: a broker did not answer, and the groups that it coordinates are left out too
+    answered: bool = True  # False: no broker did, as far as one can tell
 
 
 def members(admin: AdminClient, timeout_s: float) -> Members:
     """Asked of all brokers."""
     try:
-        listed = admin.list_consumer_groups(request_timeout=timeout_s).result(timeout_s)
+        # The client's own timeout comes first: then it still tells what the other brokers said.
+        listed = admin.list_consumer_groups(request_timeout=timeout_s).result(timeout_s + MARGIN_S)
     except (KafkaException, TimeoutError):
-        return Members({}, whole=False)
-    return Members({group.group_id: group.state not in _NOBODY for group in listed.valid}, whole=not listed.errors)
+        return Members({}, whole=False, answered=False)
+    live = {group.group_id: group.state not in _NOBODY for group in listed.valid}
+    return Members(live, whole=not listed.errors, answered=bool(live) or not listed.errors)

@@ -4,15 +4,17 @@ Everything that is written follows from the batch's redo entries:
 
     RELEASE     the half's message to its real topic, in the order of the entries, which is that of the ops
     DISCARD     the half to the discard topic
-    CHECK       the half to the check topic, and an ASKED op for up to 65,536 of them
+    CHECK       the half to the check topic
     PROPOSE     a DISCARD op
     all         the entries themselves and the marker to the redo partition
+
+A task may bring halves whose requests were taken by a member: an ASKED op for up to 65,536 of them.
 
 Steps of `run`:
     1  init_transactions: nobody else can write under this transactional id any more
     2  look into the redo partition: was the batch written, does the shard belong to somebody else?
     3  begin, bodies and effects, flush; where Kafka refused messages, or a topic does not answer: abort, and again without them
-    4  redo records, commit
+    4  redo records, commit; where the batch's check requests lie is looked up for the driver
 A process that wrote the batch before this one begins at 3: if anybody came between, Kafka fences it. After any failure the
 producer is thrown away: the next attempt begins at 1, and 2 decides what became of a commit whose answer was lost.
 """
@@ -31,7 +33,7 @@ import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AclOperation, AdminClient
 
-from sinks.kafka import clients, contract, redo
+from sinks.kafka import asking, clients, contract, redo
 from sinks.kafka.contract import BORN_TIME, OURS, PARTITION, TOPIC, TRANSACTION_ID
 from sinks.kafka.gc_pause import no_collector
 from sinks.kafka.reach import problem_of
@@ -90,6 +92,7 @@ _BODY_KINDS: Final = (RedoKind.RELEASE, RedoKind.DISCARD, RedoKind.CHECK)
 
 Array = np.ndarray[Any, Any]
 _Headers = list[tuple[str, bytes | None]]
+_Packed = bytes  # a field of Done has the type's name
 
 
 class Superseded(Exception):
@@ -137,6 +140,7 @@ class Task:
     lanes: bytes = b""
     barred: dict[str, str] = field(default_factory=dict)
     topic_ids: dict[str, str] = field(default_factory=dict)
+    asked: bytes = b""  # half offsets (int64): a member has taken their requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +153,7 @@ class Done:
     messages: int = 0
     bytes: int = 0
     barred: dict[str, str] = field(default_factory=dict)  # topics that took nothing, and why
+    requests: _Packed = b""  # where the batch's check requests lie (asking.PLACED), as far as that is known
     executor: str = ""  # host and number of the process whose children run an executor's tasks
 
 
@@ -371,6 +376,7 @@ def _write(owner: _Owner, task: Task) -> Done:
     knows = Known(task.marker.now_ms, task.barred)
     while True:
         attempt = _Attempt(owner, task, refused, singly, knows)
+        attempt.look_where_requests_begin(entries)
         owner.producer.begin_transaction()
         try:
             attempt.effects(entries)  # 3
@@ -393,8 +399,8 @@ def _write(owner: _Owner, task: Task) -> Done:
             return Done(task.target.partition, task.marker.sequence, written=False)
     attempt.redo(entries)  # 4
     owner.producer.commit_transaction(DEADLINE_S)
-    sent = attempt.messages, attempt.bytes
-    return Done(task.target.partition, task.marker.sequence, True, *sent, barred=knows.barred)
+    sent, requests = (attempt.messages, attempt.bytes), attempt.places_of_requests(entries)
+    return Done(task.target.partition, task.marker.sequence, True, *sent, barred=knows.barred, requests=requests)
 
 
 def _unwritable(target: Target, topics: Iterable[str]) -> dict[str, str]:
@@ -457,6 +463,7 @@ class _Attempt:
         self.judged = False
         self.messages = self.bytes = 0
         self.began_s = 0.0  # the window
+        self.requests_since: asking.Ends = {}
         self.place = f"{task.target.partition}-".encode()
         self.company: list[int] = []
         self.report = partial(self._failed, self.company)
@@ -470,7 +477,7 @@ class _Attempt:
             self._window(entries[bodies[first:stop]], kinds[bodies[first:stop]], numbers[bodies[first:stop]])
             first = stop
             self.owner.producer.poll(0)  # what Kafka has need not stay in memory
-        self._asked(numbers[kinds == RedoKind.CHECK])
+        self._asked(np.frombuffer(self.task.asked, "<i8"))
         proposed = np.flatnonzero(kinds == RedoKind.PROPOSE)
         states = entries["position"][proposed] >> REASON_SHIFT
         for half_offset, state in zip(numbers[proposed].tolist(), states.tolist(), strict=True):
@@ -595,8 +602,19 @@ class _Attempt:
         ]
         self._send(half_offset, self.topics.check, half.value(), key=group, partition=-1, headers=[*headers, *mine])
 
-    def _asked(self, half_offsets: Array) -> None:
-        handed_over = np.array([at for at in half_offsets.tolist() if at not in self.refused], "<i8")
+    def look_where_requests_begin(self, entries: Array) -> None:
+        if (kinds_of(entries) == RedoKind.CHECK).any():
+            self.requests_since = asking.ends_of(self.target.client, self.topics.check)
+
+    def places_of_requests(self, entries: Array) -> bytes:
+        """Of those that were sent. The batch is written, whatever goes wrong here."""
+        sent = set(numbers_of(entries)[kinds_of(entries) == RedoKind.CHECK].tolist()).difference(self.refused)
+        if not sent:
+            return b""
+        found = asking.places_of(self.target.client, self.topics.check, self.requests_since, self.target.partition, sent)
+        return found.tobytes()
+
+    def _asked(self, handed_over: Array) -> None:
         headers = contract.op_headers(OpKind.ASKED, None, None, via=Via.CHECKER)
         for first in range(0, len(handed_over), ASKED_PER_RECORD):
             value = handed_over[first : first + ASKED_PER_RECORD].tobytes()

@@ -43,6 +43,7 @@ from runtime.clock import Clock, SystemClock, this_boot
 from runtime.metrics import JobMetrics, KafkaMetrics
 from runtime.settings import Settings
 from sinks.kafka import clients, contract, redo, release
+from sinks.kafka.committed import Lane
 from sinks.kafka.stuck import is_stuck
 from store.clock import Rules
 from store.errors import CursorBeyondLog
@@ -55,6 +56,7 @@ from streaming.kafka.broker_time import BrokerTime
 from streaming.kafka.lease import Lease
 from streaming.kafka.presence import GroupsAlive
 from streaming.kafka.records import Piece, collect, joined, read_ops, read_stream
+from streaming.kafka.requests import CommittedOffsets, Requests
 from streaming.kafka.shard import Shard
 from streaming.metrics_feed import count_decisions, count_settled, watch_shard, watch_shards
 from streaming.settlement.rounds import Rounds
@@ -93,7 +95,7 @@ class _Part:
 
     def __init__(self, shard: Shard, policy: Policy) -> None:
         self.shard = shard
-        self.settler = Settler(shard, policy, RELEASE_BYTES_MAX)
+        self.settler = Settler(shard, policy, RELEASE_BYTES_MAX, carried=shard.carried)
         self.rounds: Rounds | None = None
         self.claimed_ms = 0
         self.tell_again_ms = 0
@@ -174,7 +176,9 @@ class KafkaJobService:
         self._watcher = redo.redo_consumer(self.connection.librdkafka())
         # A half behind an open transaction of somebody else is there, though nobody may read it yet.
         self._half_watcher = clients.end_watcher(self.connection)
-        self._alive = GroupsAlive(self.connection, settings.kafka_check_group_prefix)
+        prefix = settings.kafka_check_group_prefix
+        self._alive = GroupsAlive(self.connection, prefix)
+        self._offsets = CommittedOffsets(self.connection, self.topics.check, prefix, self._lanes)
         for partition in range(count):
             self.parts[partition] = self._open_part(partition)
         watch_shards(self.metrics, self._shards, self.clock)
@@ -197,6 +201,7 @@ class KafkaJobService:
             pause_max_ms=self.settings.kafka_retry_interval_ms,
             is_stuck=partial(is_stuck, self.connection),
             topic_ids=self._topic_ids,
+            requests=Requests(self._offsets.known),
         )
         watch_shard(self.kafka_metrics, shard, lambda: self._log_ends.get(partition, (0, 0)), self._kept_for)
         return _Part(shard, self.policy)
@@ -205,6 +210,10 @@ class KafkaJobService:
         """Which share of its time in the half topic has passed for a half; 0 where there is none."""
         kept_ms = clients.HALVES_KEPT * self.settings.retention_ms
         return max(0.0, (self.clock.now_ms() - stored_at_ms) / kept_ms) if stored_at_ms else 0.0
+
+    def _lanes(self) -> set[Lane]:
+        """Where requests wait to be taken."""
+        return {lane for shard in self._shards() for lane in shard.requests.lanes()}
 
     def _shards(self) -> list[Shard]:
         return [part.shard for part in list(self.parts.values())]
@@ -333,6 +342,7 @@ class KafkaJobService:
                 shard.lock.release()
         if self._lease is not None:
             self._lease.close()
+        self._offsets.close()
         self._watcher.close()
         self._half_watcher.close()
 
@@ -417,6 +427,7 @@ class KafkaJobService:
     def _settle_shard(self, part: _Part, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]) -> None:
         shard, now_ms, started_s = part.shard, self.clock.now_ms(), time.perf_counter()
         for piece in self._pieces(shard, halves, ops, ends):
+            shard.note_answers(piece.ops)
             settled = part.settler.settle(piece, now_ms)
             count_settled(self.metrics, piece, settled, now_ms)
         part.ends = ends
@@ -490,7 +501,7 @@ class KafkaJobService:
     def _end_of(self, topic: str, partition: int) -> int:
         return clients.bounds_of(self._watcher, topic, partition)[1]
 
-    def _live_groups(self, shard: Shard, _now_ms: int) -> Bools:
+    def _live_groups(self, shard: Shard, _now_ms: int) -> Bools | None:
         return self._alive.of(shard.store.groups)  # a number whose name is not known ("") has nobody live
 
     def _run_task(self, task: release.Task) -> release.Done | str:
@@ -572,12 +583,14 @@ class KafkaJobService:
         return clients.shard_count(self.connection.admin(), self.topics)
 
     def _tick(self, part: _Part) -> None:
-        now_ms, rounds = self.clock.now_ms(), part.rounds
+        rounds = part.rounds
         if rounds is None:
             return
         with part.shard.lock:
             if self._stopping.is_set():
                 return
+            now_ms = self.clock.now_ms()  # here: the lock may have been waited for
+            part.shard.count_taken(now_ms)
             if rounds.wanted(now_ms):
                 done = rounds.rounds_done
                 count_decisions(self.metrics, rounds.work(now_ms, lambda: False))

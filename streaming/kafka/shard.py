@@ -20,16 +20,18 @@ from typing import Any, Final
 import numpy as np
 from confluent_kafka import KafkaException
 
-from sinks.kafka import contract, redo, release
+from sinks.kafka import asking, contract, redo, release
 from store.errors import Corrupt, CursorBeyondLog
 from store.job.shard import ShardStore
 from store.job.store import Batch
 from store.job.undeliverable import Refusal
+from store.records import OpKind, State, Via, state_of
 from store.tables.redo_log import Marker, RedoKind, kinds_of, numbers_of
 from store.tables.state_table import StateTable
 from streaming.errors import JobCannotStart, JobError, JobStopped
 from streaming.kafka.aside import Retries, next_tries
 from streaming.kafka.records import Piece
+from streaming.kafka.requests import Requests
 
 LOG: Final = logging.getLogger("escrow.kafka")
 WINDOW_BYTES: Final = 32 << 20
@@ -62,7 +64,7 @@ class Shard:
     def __init__(
         self, store: ShardStore, target: release.Target, run_task: RunTask, stopping: threading.Event, *,
         pause_max_ms: int = 30_000, is_stuck: Callable[[str], bool] = lambda _: False,
-        topic_ids: Mapping[str, str] | None = None,
+        topic_ids: Mapping[str, str] | None = None, requests: Requests | None = None,
     ) -> None:  # fmt: skip
         """`pause_max_ms`: between two tries at messages that were set aside. `is_stuck`: see sinks/kafka/stuck.py. `topic_ids`:
         what Kafka calls half, op and redo topic, by name."""
@@ -70,6 +72,7 @@ class Shard:
         self.store, self.target, self._run_task, self._stopping = store, target, run_task, stopping
         self._is_stuck, self._owner = is_stuck, ""
         self.retries = Retries(pause_max_ms)
+        self.requests = requests or Requests()
         self.task_since_s: float | None = None  # a task is at work
         self.partition = target.partition
         self.lock = threading.Lock()
@@ -100,6 +103,37 @@ class Shard:
     def commit(self, batch: Batch) -> None:
         """Steps 1 to 3 of the module's head. New messages stay behind those of their lanes that were set aside."""
         self._commit(self._task(batch, self.store.undeliverable.lanes()))
+
+    def count_taken(self, now_ms: int) -> int:
+        """An ASKED op for every pending half whose request a member has taken; how many."""
+        half_offsets = self.requests.take()
+        taken = half_offsets[self._is_pending(half_offsets)] if len(half_offsets) else half_offsets
+        if len(taken):
+            batch = self.batch(half_cursor=self.marker.half_cursor, op_cursor=self.marker.op_cursor, now_ms=now_ms)
+            self._commit(replace(self._task(batch, _NO_LANES), asked=taken.astype("<i8").tobytes()))
+        return len(taken)
+
+    def note_answers(self, ops: Array) -> None:
+        """Members that have answered UNKNOWN have taken their requests."""
+        if not self.requests.lanes():
+            return
+        said = ops[(ops["kind"] == int(OpKind.UNKNOWN)) & (ops["via"] == int(Via.CHECK)) & (ops["corrupt"] == 0)]
+        own = self.table.get(said["half_offset"])["group_no"] == said["group_no"]
+        self.requests.answered(said["half_offset"][own])
+
+    def carried(self) -> Array:
+        """Halves whose requests wait in Kafka for a member that will come to them."""
+        self.requests.forget_but(self._is_pending)
+        return self.requests.carried()
+
+    def _is_pending(self, half_offsets: Array) -> Array:
+        found: Array = state_of(self.table.get(half_offsets)["word"]) == int(State.PREPARED)
+        return found
+
+    def _note_requests(self, requests: bytes) -> None:
+        placed = np.frombuffer(requests, asking.PLACED)
+        numbers = self.table.get(placed["half_offset"].astype(np.int64))["group_no"].tolist()
+        self.requests.sent(placed, [self.store.groups[number] for number in numbers])
 
     def try_again(self, topic: str, now_ms: int, bytes_max: int) -> None:
         """Messages for this topic that were set aside, once more."""
@@ -134,6 +168,8 @@ class Shard:
             # Going on without it, the next batch would have this one's number, and be taken for written.
             raise JobError(f"shard {self.partition}: the redo topic cannot be read: {error.args[0].str()}") from error
         self.names_told = True
+        if done.requests:
+            self._note_requests(done.requests)
         self.retries.note(self.store.undeliverable, done.barred, task.marker.now_ms)
         self.traffic.messages += done.messages
         self.traffic.bytes += done.bytes

@@ -4,7 +4,8 @@ One round every transactionCheckInterval, counted from the beginning of the last
 "one whole interval since the last hand-over" rests on that. Life of a round:
 
     due       an interval has passed and something is pending; the end of the op queue is noted
-    begun     the op cursor has reached that end: no op is on its way that could settle what is about to be asked
+    begun     the op cursor has reached that end: no op is on its way that could settle what is about to be asked; and it is known
+              which groups have a live member
     at work   parts are decided and made durable, for at most a second at a time, and less when the stream has news
     done      every file with something pending has been looked at
     again     a group that had as many requests as outstandingPerGroupMax allows has answered half of them: the same round is gone
@@ -35,8 +36,8 @@ ROUND_FILE: Final = "job.round"
 SLICE_S: Final = 1.0
 
 Bools = npt.NDArray[np.bool_]
-#: now_ms → which groups have a live member, by group_no.
-LiveGroups = Callable[[int], Bools]
+#: now_ms → which groups have a live member, by group_no. None: not known now, and the round waits.
+LiveGroups = Callable[[int], Bools | None]
 
 
 class Rounds:
@@ -118,6 +119,9 @@ class Rounds:
             self._op_end = self._end_of_ops()
         if self._job.marker.op_cursor < self._op_end:
             return
+        live = self._live(now_ms)
+        if live is None:
+            return
         again = self._again and not self._is_due(now_ms)
         if again:
             round_no, begun_ms = self._job.marker.round_no, self._begun_ms
@@ -132,7 +136,7 @@ class Rounds:
         allowed = self._discards_allowed()
         tick = Tick(now_ms, round_no, begun_ms, ops_caught_up=True, discards_allowed=allowed, leapt_s=leapt_s)
         self.counts = Counter()
-        self._parts = self._settler.check_round(tick, self._live(now_ms))
+        self._parts = self._settler.check_round(tick, live)
         self._is_first_pass = not again
 
     def _finish(self) -> None:

@@ -15,7 +15,7 @@ Nothing here ends a transaction: a discard is a proposal, which the edge turns i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -103,10 +103,14 @@ class SettlingStore(Protocol):
 
 class Settler:
     """Settles feeds into the store and runs check rounds over it. `part_bytes_max`: what the pending halves of a round's part have
-    together, where requests take their bodies along (Kafka mode)."""
+    together, where requests take their bodies along (Kafka mode). `carried`: halves whose requests outlive their round, because
+    they wait where a member will come to them (Kafka mode)."""
 
-    def __init__(self, job: SettlingStore, policy: Policy, part_bytes_max: int | None = None) -> None:
-        self.job, self.policy, self._part_bytes_max = job, policy, part_bytes_max
+    def __init__(
+        self, job: SettlingStore, policy: Policy, part_bytes_max: int | None = None,
+        *, carried: Callable[[], Array] | None = None,
+    ) -> None:  # fmt: skip
+        self.job, self.policy, self._part_bytes_max, self._carried = job, policy, part_bytes_max, carried
         #: Groups that had no room for more requests when the last round had been gone through.
         self._full_groups: Ints = np.empty(0, np.int64)
 
@@ -158,6 +162,7 @@ class Settler:
         if self.job.marker.round_no != tick.round_no:
             batch = self._batch(tick.now_ms)
             batch.begin_round(tick.round_no)
+            self._carry_over(batch, tick)
             self.job.commit(batch)
         outstanding = self._outstanding(tick.round_no, len(live))
         for file_no in self.job.table.scannable():
@@ -170,6 +175,16 @@ class Settler:
                 yield counts
                 start = stop
         self._full_groups = np.flatnonzero(outstanding >= self.policy.outstanding_per_group_max)
+
+    def _carry_over(self, batch: Batch, tick: Tick) -> None:
+        """Requests that still wait to be taken are this round's, too: their halves are not asked about a second time. Beyond
+        retention they may lapse, so that the half can be discarded."""
+        half_offsets = self._carried() if self._carried is not None else np.empty(0, np.int64)
+        rows = self.job.table.get(half_offsets)
+        young = tick.now_s - rows["stored_at_s"].astype(np.int64) - tick.leapt_s <= self.policy.retention_s
+        chosen = np.flatnonzero(young & (state_of(rows["word"]) == int(State.PREPARED)))
+        if len(chosen):
+            batch.set_words(half_offsets[chosen], check_words(rows["word"][chosen], tick.round_no))
 
     @property
     def waits_for_answers(self) -> bool:

@@ -17,6 +17,7 @@ from sinks.kafka import clients, contract, release
 from sinks.kafka.stuck import is_stuck
 from store.job.shard import ShardStore
 from store.records import HALF, OP, OpKind
+from streaming.kafka.requests import Requests
 from streaming.kafka.shard import Shard
 from streaming.settlement.settle import Feed, Settler
 from tests.support.kafka import Cluster
@@ -42,14 +43,14 @@ class OneShard:
         self.drivers: list[Shard] = []
         self._ops = 0
 
-    def driver(self, name: str = "a", rows_per_file: int = 1000) -> Shard:
+    def driver(self, name: str = "a", rows_per_file: int = 1000, requests: Requests | None = None) -> Shard:
         options = self.connection.librdkafka()
         target = release.Target(self.topics, 0, f"{self.name}-0", options, 60_000)
         store, stuck = ShardStore(self.root / name, rows_per_file), partial(is_stuck, self.connection)
         own = [self.topics.half, self.topics.op, self.topics.redo]
         ids = clients.topic_ids(self.connection.admin(), own)
         try:
-            shard = Shard(store, target, self._run, threading.Event(), is_stuck=stuck, topic_ids=ids)
+            shard = Shard(store, target, self._run, threading.Event(), is_stuck=stuck, topic_ids=ids, requests=requests)
         except BaseException:
             store.close(clean=False)
             raise
@@ -97,23 +98,23 @@ class OneShard:
         halves["half_offset"] = ops["half_offset"] = half_offsets
         halves["size_bytes"], halves["stored_at_s"] = size_bytes, NOW_MS // 1000
         halves["group_no"] = ops["group_no"] = shard.store.group_no("g")
-        return self._feed(shard, halves, ops, kind)
+        return self.feed_of(shard, halves, ops, kind)
 
     def prepare(self, shard: Shard, half_offset: int, group: str, stored_at_s: int = NOW_MS // 1000) -> None:
         """Settle a half that nobody has ended."""
         halves = np.zeros(1, HALF)
         halves["half_offset"], halves["group_no"] = half_offset, shard.store.group_no(group)
         halves["size_bytes"], halves["stored_at_s"] = 100, stored_at_s
-        Settler(shard, Policy()).settle(self._feed(shard, halves, np.zeros(0, OP), OpKind.COMMIT), NOW_MS)
+        Settler(shard, Policy()).settle(self.feed_of(shard, halves, np.zeros(0, OP), OpKind.COMMIT), NOW_MS)
 
     def say_commit(self, shard: Shard, half_offset: int, group: str) -> None:
         """Settle a group's word about a half that was settled before."""
         ops = np.zeros(1, OP)
         ops["half_offset"], ops["group_no"] = half_offset, shard.store.known_group(group)
-        Settler(shard, Policy()).settle(self._feed(shard, np.zeros(0, HALF), ops, OpKind.COMMIT), NOW_MS)
+        Settler(shard, Policy()).settle(self.feed_of(shard, np.zeros(0, HALF), ops, OpKind.COMMIT), NOW_MS)
 
     @staticmethod
-    def _feed(shard: Shard, halves: Any, ops: Any, kind: OpKind) -> Feed:
+    def feed_of(shard: Shard, halves: Any, ops: Any, kind: OpKind) -> Feed:
         marker = shard.marker
         ops["op_offset"], ops["kind"], ops["position"] = np.arange(len(ops)) + marker.op_cursor, int(kind), -1
         half_stop = max([marker.half_cursor, *(at + 1 for at in halves["half_offset"].tolist())])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 
 import pytest
 
@@ -115,6 +116,27 @@ def test_small_steps_are_made_good_slowly_and_time_never_goes_back(clock, source
             assert last_ms <= clock.now_ms() <= last_ms + 60_000 * 0.05 + 10_000
             last_ms = clock.now_ms()
         assert abs(clock.drift_s) < 0.1
+
+
+def test_time_does_not_go_back_for_a_thread_that_read_the_clock_while_a_drift_was_made_good(source, tmp_path):
+    """A round would begin early: time before the beginning of the last one means that the clock was put back."""
+
+    class Interrupted(HandClock):
+        look: Callable[[], None] | None = None
+
+        def steady_ms(self) -> int:
+            look, self.look = self.look, None
+            if look is not None:
+                look()
+            return super().steady_ms()
+
+    source = Interrupted()
+    clock = GuardedClock(source, tmp_path)
+    source.advance(600)
+    source.jump(-2)
+    source.look = clock.look  # another thread's, after this one has begun to read
+    told_ms = clock.now_ms()
+    assert clock.now_ms() >= told_ms
 
 
 def test_many_small_steps_one_behind_another_are_a_jump(clock, source):

@@ -40,14 +40,19 @@ def attempt(refused: dict[int, str] | None = None) -> tuple[Any, Written]:
 
 
 def test_very_many_checks_are_counted_by_several_ops_that_fit() -> None:
-    trying, producer = attempt(refused={5: "the half is no longer in its partition"})
+    trying, producer = attempt()
     trying._asked(np.arange(200_000))
     assert {topic for topic, *_ in producer.records} == {"op"}
     assert all(len(value) < 1 << 20 for _, value, _ in producer.records)
     asked = np.concatenate([np.frombuffer(value, "<i8") for _, value, _ in producer.records])
-    assert asked.tolist() == [at for at in range(200_000) if at != 5]
+    assert asked.tolist() == list(range(200_000))
     for _, _, headers in producer.records:
         assert contract.first_header(headers, contract.OP) == OpKind.ASKED.name.encode()
+
+
+def test_a_request_that_could_not_be_sent_is_not_looked_for_and_so_never_counted() -> None:
+    trying, _ = attempt(refused={5: "the half is no longer in its partition"})
+    assert trying.places_of_requests(make_entries(RedoKind.CHECK, [5], [0], [0])) == b""
 
 
 def test_who_is_not_asked_is_not_counted() -> None:

@@ -240,6 +240,7 @@ def test_an_idle_shard_writes_a_marker_soon_and_again_before_it_could_age_out(se
     store = SimpleNamespace(undeliverable=Undeliverables(), retain=lambda *_: 0)
     shard = SimpleNamespace(lock=threading.Lock(), store=store, marker=Marker(), retries=kafka_aside.Retries(1), held_back=False)
     shard.marker.sequence, shard.marker.now_ms = sequence, now_ms
+    shard.count_taken = lambda _now_ms: 0
     shard.batch = lambda **place: Marker(sequence=shard.marker.sequence + 1, **place)
 
     def commit(batch: Marker) -> None:

@@ -98,3 +98,18 @@ def test_after_a_restart_the_round_goes_on_where_it_was(tmp_path):
         assert await clockwork.second() == ids[4:8]
 
     play(tmp_path, story)
+
+
+def test_a_round_waits_until_it_is_known_which_groups_have_a_member(tmp_path):
+    """If all counted as absent meanwhile, their halves would be held for a whole interval."""
+
+    async def story(w, clockwork, ids):
+        known, before = clockwork.rounds._live, w.job.marker.round_no
+        clockwork.rounds._live = lambda _now_ms: None
+        for _ in range(3):
+            assert await clockwork.second() == []
+        assert w.job.marker.round_no == before
+        clockwork.rounds._live = known
+        assert await clockwork.second() == ids[:4]
+
+    play(tmp_path, story)
