@@ -43,6 +43,43 @@ def test_every_link_leads_somewhere(page):
     assert broken == []
 
 
+ROOMS = "benchmarks|checker|conf|docs|examples|ingest|requirements|runtime|scripts|sdk|sinks|store|streaming|tests"
+#: A path in backticks that begins with a room: no module in dotted form, no pattern, no data directory.
+NAMED_PATH = re.compile(rf"`((?:{ROOMS})/[\w./-]*)(?:::\w+)?`")
+#: A path in RocketMQ's own data directory.
+NOT_OURS = {"store/transaction/statetable/"}
+
+
+def missing_paths(text):
+    """Paths that a page names and the checkout lacks. `x/y` may also be the module `x/y.py`."""
+    named = sorted(set(NAMED_PATH.findall(text)) - NOT_OURS)
+    return [path for path in named if not (ROOT / path).exists() and not (ROOT / f"{path}.py").exists()]
+
+
+@pytest.mark.parametrize("page", LINKING)
+def test_every_path_in_backticks_exists(page):
+    assert missing_paths((ROOT / page).read_text()) == []
+
+
+def test_a_path_that_is_missing_is_found():
+    text = "`store/io/disk.py`, `store/io`, `store/io/disk`, `tests/unit/test_docs.py::test_x`, `store/io/disc.py`, `sinks/no/`"
+    assert missing_paths(text) == ["sinks/no/", "store/io/disc.py"]
+
+
+def test_the_tree_of_the_readme_is_the_tree():
+    """Every room and shelf in it exists, and no package is left out."""
+    tree = (ROOT / "README.md").read_text().partition("## Where things are\n\n```text\n")[2].partition("```")[0]
+    drawn, room = set(), Path()
+    for line in tree.splitlines():
+        names = re.findall(r"([\w/]+)/(?= |$)", line[:18])
+        room = room if line.startswith(" ") else Path(names[0])
+        drawn |= {room / name for name in names} if line.startswith(" ") else {room}
+    assert [path for path in drawn if not (ROOT / path).is_dir()] == []
+    rooms = [path for path in drawn if len(path.parts) == 1 and (ROOT / path / "__init__.py").exists()]
+    shelves = {found.parent.relative_to(ROOT) for path in rooms for found in (ROOT / path).glob("*/__init__.py")}
+    assert sorted(shelves - drawn - {Path("benchmarks/rocketmq")}) == []
+
+
 def test_the_index_lists_every_page():
     index = (ROOT / "docs" / "README.md").read_text()
     assert [page for page in pages() if page.startswith("docs/") and f"({Path(page).name})" not in index] == ["docs/README.md"]
