@@ -43,6 +43,44 @@ def test_every_link_leads_somewhere(page):
     assert broken == []
 
 
+ROOMS = "benchmarks|checker|conf|docs|examples|ingest|requirements|runtime|scripts|sdk|sinks|store|streaming|tests"
+#: A path in backticks that begins with a room: no module in dotted form, no pattern, no data directory.
+NAMED_PATH = re.compile(rf"`((?:{ROOMS})/[\w./-]*)(?:::\w+)?`")
+#: A path in RocketMQ's own data directory.
+NOT_OURS = {"store/transaction/statetable/"}
+
+
+def missing_paths(text):
+    """Paths that a page names and the checkout lacks. `x/y` may also be the module `x/y.py`."""
+    named = sorted(set(NAMED_PATH.findall(text)) - NOT_OURS)
+    return [path for path in named if not (ROOT / path).exists() and not (ROOT / f"{path}.py").exists()]
+
+
+@pytest.mark.parametrize("page", LINKING)
+def test_every_path_in_backticks_exists(page):
+    assert missing_paths((ROOT / page).read_text()) == []
+
+
+def test_a_path_that_is_missing_is_found():
+    text = "`store/io/disk.py`, `store/io`, `store/io/disk`, `tests/unit/test_docs.py::test_x`, `store/io/disc.py`, `sinks/no/`"
+    assert missing_paths(text) == ["sinks/no/", "store/io/disc.py"]
+
+
+def test_the_tree_of_the_readme_is_the_tree():
+    """Every room and shelf in it exists, and every package of a room is drawn or named in it."""
+    tree = (ROOT / "README.md").read_text().partition("## Where things are\n\n```text\n")[2].partition("```")[0]
+    parts = {Path(part.split("/")[0]): part for part in re.split(r"\n(?=\S)", tree)}
+    for room, part in parts.items():
+        first, *shelves = part.splitlines()
+        base = first.split()[0]
+        drawn = [base, *(base + name for line in shelves for name in re.findall(r"(\w+)/(?= |$)", line[:18]))]
+        assert [path for path in drawn if not (ROOT / path).is_dir()] == []
+        if (ROOT / room / "__init__.py").exists() and room != Path("benchmarks"):
+            packages = sorted(found.parent.name for found in (ROOT / room).glob("*/__init__.py"))
+            assert [name for name in packages if not re.search(rf"\b{name}\b", part)] == []
+    assert len(parts) > 10
+
+
 def test_the_index_lists_every_page():
     index = (ROOT / "docs" / "README.md").read_text()
     assert [page for page in pages() if page.startswith("docs/") and f"({Path(page).name})" not in index] == ["docs/README.md"]
