@@ -6,14 +6,12 @@ import argparse
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from escrow.cli import exits
+from escrow.cli.parsers import Commands
 from escrow.cli.render import json_line
 from runtime.settings import add_arguments, load_arguments
-
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
 
 DESCRIPTION = """\
 Ages are counted in time that elapsed, not in what the wall clock says: a wall clock may jump. When it
@@ -47,7 +45,7 @@ exit codes:
 """
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow clock [show | confirm]``. One parser for both: its flags may stand before or behind the word."""
     parser = subparsers.add_parser(
         "clock",

@@ -6,16 +6,14 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from escrow.cli import exits
+from escrow.cli.parsers import Commands
 from escrow.cli.render import cell, json_line
 from runtime.commands import checkup, checkup_plugins
 from runtime.commands.checkup import Finding, Level
 from runtime.settings import Settings, SettingsError, add_arguments, load_arguments
-
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
 
 TEACHES: Final = """\
 Looks at everything that Escrow needs: Python and its packages, Java, memory, the settings, the data
@@ -43,7 +41,7 @@ _COLOURS: Final = {Level.OK: "\033[32m", Level.WARN: "\033[33m", Level.FAIL: "\0
 _WORDS: Final = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL"}
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow doctor``."""
     parser = exits.add_command(
         subparsers, "doctor", run, summary="find out what is wrong here, and what to do", teaches=TEACHES, examples=EXAMPLES

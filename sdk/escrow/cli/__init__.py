@@ -17,14 +17,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from escrow import __version__
 from escrow.cli import completion, consume, dead_letters, demo, exits, groups, remote, send, top, topic, topics, tx
+from escrow.cli.parsers import CommandParser, Commands
 from escrow.errors import EscrowError
-
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
 
 __all__ = ["COMMANDS", "Command", "build_parser", "main"]
 
@@ -32,7 +30,7 @@ __all__ = ["COMMANDS", "Command", "build_parser", "main"]
 class Command(Protocol):
     """What the module of a command offers."""
 
-    def add_parser(self, subparsers: Subparsers) -> None:
+    def add_parser(self, subparsers: Commands) -> None:
         """Declares the command's arguments and help, and ``run`` as its default."""
 
     def run(self, args: argparse.Namespace) -> int:
@@ -61,7 +59,7 @@ class Absent:
     def __init__(self, name: str) -> None:
         self.__name__ = name
 
-    def add_parser(self, subparsers: Subparsers) -> None:
+    def add_parser(self, subparsers: Commands) -> None:
         # No prefix of options: whatever is given, the answer is the same.
         parser = subparsers.add_parser(self.__name__, help=SERVER_COMMANDS[self.__name__], prefix_chars="\0", add_help=False)
         parser.add_argument("given", nargs="*", help=argparse.SUPPRESS)
@@ -143,9 +141,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """Builds the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="escrow",
         description=DESCRIPTION,
         epilog=EPILOG,
@@ -154,7 +152,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"escrow {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where an error comes from, too")
     parser.set_defaults(run=exits.usage_of(parser))
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
+    subparsers = parser.add_commands("commands", "COMMAND")
     for command in COMMANDS:
         command.add_parser(subparsers)
     return parser

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from escrow.cli import exits, remote, times
+from escrow.cli.parsers import Commands
 from escrow.cli.progress import duration
 from escrow.cli.render import json_line, table
-
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
 
 TEACHES: Final = f"""\
 Prints every producer group: its halves in doubt, the age of the oldest, the check requests that are
@@ -29,7 +27,7 @@ examples:
 {remote.EXIT_CODES}"""
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow groups``."""
     parser = exits.add_command(
         subparsers, "groups", run, summary="producer groups: what is pending, who is live", teaches=TEACHES, examples=EXAMPLES

@@ -11,6 +11,7 @@ from typing import Final
 from escrow._transport import tls_context
 from escrow.api import Api
 from escrow.cli import exits
+from escrow.cli.parsers import CommandParser
 from escrow.errors import BadAnswer, EscrowError, NotAllowed, Unavailable, Unreachable
 
 DEFAULT_URL: Final = "http://127.0.0.1:7480"
@@ -33,14 +34,12 @@ exit codes:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """--url, --token-file and --ca-file."""
-    group = parser.add_argument_group("where Escrow is")
-    group.add_argument("--url", metavar="URL", help=f"of its endpoint (default: $ESCROW_URL or {DEFAULT_URL})")
-    group.add_argument(
-        "--token-file", metavar="FILE", type=Path, help="holds the token (default: $ESCROW_TOKEN_FILE, $ESCROW_TOKEN)"
-    )
-    group.add_argument("--ca-file", metavar="FILE", help="the authority behind an https URL, if it is your own ($ESCROW_CA_FILE)")
+    add = parser.adding_to(parser.add_argument_group("where Escrow is"))
+    add("--url", metavar="URL", help=f"of its endpoint (default: $ESCROW_URL or {DEFAULT_URL})")
+    add("--token-file", metavar="FILE", type=Path, help="holds the token (default: $ESCROW_TOKEN_FILE, $ESCROW_TOKEN)")
+    add("--ca-file", metavar="FILE", help="the authority behind an https URL, if it is your own ($ESCROW_CA_FILE)")
 
 
 def connect(args: argparse.Namespace, *, timeout_s: float = TIMEOUT_S) -> Api:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from escrow.cli import exits, remote
+from escrow.cli.parsers import Commands
 from escrow.cli.render import json_line
-
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
 
 TEACHES: Final = f"""\
 Makes topics. Mostly nobody needs it: the first message makes its topic. Where autoCreateTopics is
@@ -53,12 +51,12 @@ REMOVE_S: Final = 300.0
 SHOWN: Final = 20
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow topic`` and its tools."""
     summary = "make and remove topics"
     parser = exits.add_command(subparsers, "topic", run, summary=summary, teaches=TEACHES, examples=EXAMPLES)
     parser.set_defaults(tool=exits.usage_of(parser))
-    tools = parser.add_subparsers(title="tools", metavar="TOOL")
+    tools = parser.add_commands("tools", "TOOL")
     create = exits.add_command(tools, "create", run, summary="make a topic", teaches=TEACHES, examples=EXAMPLES)
     create.set_defaults(tool=run_create)
     create.add_argument("topic", metavar="TOPIC", help="its name")

@@ -7,16 +7,14 @@ import sys
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from escrow.api import Api
 from escrow.cli import exits, remote, times
 from escrow.cli.consume import content
+from escrow.cli.parsers import CommandParser, Commands
 from escrow.cli.progress import Progress, duration
 from escrow.cli.render import cell, json_line, table
-
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
 
 TEACHES: Final = f"""\
 Lists transactions, shows what became of one, and settles by hand what nobody else settles. Every
@@ -51,13 +49,13 @@ ACTION_S: Final = 900.0
 SHOWN_ONE_BY_ONE: Final = 20
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow tx`` and its tools."""
     parser = exits.add_command(
         subparsers, "tx", run, summary="list, show and settle transactions", teaches=TEACHES, examples=EXAMPLES
     )
     parser.set_defaults(tool=exits.usage_of(parser))
-    tools = parser.add_subparsers(title="tools", metavar="TOOL")
+    tools = parser.add_commands("tools", "TOOL")
     _add_list(tools)
     _add_show(tools)
     _add_history(tools)
@@ -73,32 +71,28 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_tool(
-    tools: Subparsers, name: str, tool: Callable[[argparse.Namespace], int], *, summary: str, teaches: str, examples: str
-) -> argparse.ArgumentParser:
+    tools: Commands, name: str, tool: Callable[[argparse.Namespace], int], *, summary: str, teaches: str, examples: str
+) -> CommandParser:
     parser = exits.add_command(tools, name, run, summary=summary, teaches=teaches, examples=f"{examples}\n{remote.EXIT_CODES}")
     parser.set_defaults(tool=tool)
     return parser
 
 
 # --- filters ------------------------------------------------------------------------------------------------------------------
-def _add_filters(parser: argparse.ArgumentParser, *, states: Sequence[str] = STATES, otherwise: str = "pending") -> None:
+def _add_filters(parser: CommandParser, *, states: Sequence[str] = STATES, otherwise: str = "pending") -> None:
     """The filters of the API; each that is given must fit."""
-    group = parser.add_argument_group("which ones")
-    group.add_argument("--state", choices=states, help=f"{', '.join(states)} (default: {otherwise})")
-    group.add_argument("--group", metavar="GROUP", help="of this producer group")
-    group.add_argument("--topic", metavar="TOPIC", help="for this topic")
-    group.add_argument("--key", metavar="KEY", help="with exactly this key")
-    group.add_argument("--search", dest="q", metavar="TEXT", help="with this text in group, topic or key, or with this id")
-    group.add_argument(
-        "--age-min", dest="age_min_s", metavar="TIME", type=times.whole_seconds, help="stored at least so long ago: 90s, 15m, 2h"
-    )
-    group.add_argument("--age-max", dest="age_max_s", metavar="TIME", type=times.whole_seconds, help="stored at most so long ago")
-    group.add_argument("--attempts-min", metavar="N", type=int, help="asked about at least so often")
-    group.add_argument("--attempts-max", metavar="N", type=int, help="asked about at most so often")
-    group.add_argument(
-        "--since", dest="since_ms", metavar="WHEN", type=times.instant_ms, help=f"stored then or later: {times.HELP}"
-    )
-    group.add_argument("--until", dest="until_ms", metavar="WHEN", type=times.instant_ms, help="stored then or before")
+    add = parser.adding_to(parser.add_argument_group("which ones"))
+    add("--state", choices=states, help=f"{', '.join(states)} (default: {otherwise})")
+    add("--group", metavar="GROUP", help="of this producer group")
+    add("--topic", metavar="TOPIC", help="for this topic")
+    add("--key", metavar="KEY", help="with exactly this key")
+    add("--search", dest="q", metavar="TEXT", help="with this text in group, topic or key, or with this id")
+    add("--age-min", dest="age_min_s", metavar="TIME", type=times.whole_seconds, help="stored at least so long ago: 90s, 15m, 2h")
+    add("--age-max", dest="age_max_s", metavar="TIME", type=times.whole_seconds, help="stored at most so long ago")
+    add("--attempts-min", metavar="N", type=int, help="asked about at least so often")
+    add("--attempts-max", metavar="N", type=int, help="asked about at most so often")
+    add("--since", dest="since_ms", metavar="WHEN", type=times.instant_ms, help=f"stored then or later: {times.HELP}")
+    add("--until", dest="until_ms", metavar="WHEN", type=times.instant_ms, help="stored then or before")
 
 
 _FILTERS: Final = (
@@ -125,7 +119,7 @@ def _pages(api: Api, filter: dict[str, object], *, order: str, most: int | None)
 
 
 # --- list ---------------------------------------------------------------------------------------------------------------------
-def _add_list(tools: Subparsers) -> None:
+def _add_list(tools: Commands) -> None:
     parser = _add_tool(
         tools,
         "list",
@@ -196,7 +190,7 @@ def listed(found: dict[str, Any]) -> tuple[object, ...]:
 
 
 # --- show, history ------------------------------------------------------------------------------------------------------------
-def _add_show(tools: Subparsers) -> None:
+def _add_show(tools: Commands) -> None:
     parser = _add_tool(
         tools,
         "show",
@@ -212,7 +206,7 @@ def _add_show(tools: Subparsers) -> None:
     remote.add_arguments(parser)
 
 
-def _add_history(tools: Subparsers) -> None:
+def _add_history(tools: Commands) -> None:
     parser = _add_tool(
         tools,
         "history",
@@ -320,7 +314,7 @@ ACTIONS: Final = {
 }
 
 
-def _add_action(tools: Subparsers, action: str, summary: str, teaches: str) -> None:
+def _add_action(tools: Commands, action: str, summary: str, teaches: str) -> None:
     parser = _add_tool(
         tools,
         action,
@@ -452,7 +446,7 @@ class _Outcome:
 
 
 # --- audit --------------------------------------------------------------------------------------------------------------------
-def _add_audit(tools: Subparsers) -> None:
+def _add_audit(tools: Commands) -> None:
     parser = _add_tool(
         tools,
         "audit",
@@ -499,7 +493,7 @@ def run_audit(args: argparse.Namespace) -> int:
 
 
 # --- shared -------------------------------------------------------------------------------------------------------------------
-def _add_ids(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+def _add_ids(parser: CommandParser, *, optional: bool = False) -> None:
     parser.add_argument(
         "ids", metavar="ID", nargs="*" if optional else "+", help="transaction ids; - reads them from stdin, one a line"
     )
