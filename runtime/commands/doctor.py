@@ -11,7 +11,7 @@ from typing import Final
 from escrow.cli import exits
 from escrow.cli.parsers import Commands
 from escrow.cli.render import cell, json_line
-from runtime.commands import checkup, checkup_plugins
+from runtime.commands import checkup
 from runtime.commands.checkup import Finding, Level
 from runtime.settings import Settings, SettingsError, add_arguments, load_arguments
 
@@ -75,7 +75,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     if settings is None:
         yield Finding(Level.WARN, "the rest", "was not looked at: it depends on the settings", "mend the settings first")
     else:
-        yield from checkup_plugins.plugins(settings)
+        yield from checkup.plugins(settings)
         yield from checkup.installation(settings)
 
 

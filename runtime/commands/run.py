@@ -44,8 +44,9 @@ def add_parser(subparsers: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs until a signal."""
     from runtime import supervisor
+    from runtime.part import EDGE, JOB
 
-    specs = (replace(supervisor.EDGE, module=args.edge_module), replace(supervisor.JOB, module=args.job_module))
+    specs = (replace(EDGE, module=args.edge_module), replace(JOB, module=args.job_module))
     settings = load_arguments(args)
     for warning in settings.warnings:
         _say(f"warning: {warning}")
