@@ -14,14 +14,14 @@ from escrow.cli.render import json_line
 from runtime.settings import add_arguments, load_arguments
 
 DESCRIPTION = """\
-Ages are counted in time that elapsed, not in what the wall clock says: a wall clock may jump. When it
+Ages are counted in elapsed time, because a wall clock may jump. When the wall clock
 differs by more than clockDriftMax (60s) from that time, Escrow deletes and discards nothing (checks,
 commits, roll-backs and deliveries go on), raises the metric escrow_clock_alert and keeps the alert,
 over restarts too, until the wall clock is back or an operator has looked at it and says so here.
 
-While the machine is off, nobody knows what elapses. So after a start of the machine the wall clock is
-believed only when it has stood without a jump for clockGrace (1h); until then nothing is deleted or
-discarded either. That is no alert, and nothing is to be done.
+Elapsed time is unknown while the machine is off. After a boot, the wall clock is trusted only when it
+has run without a jump for clockGrace (1h); until then nothing is deleted or discarded either. That is
+not an alert and needs no action.
 
   escrow clock            is there an alert? Shows what happened
   escrow clock confirm    the wall clock is right now: the time goes on from it

@@ -44,7 +44,12 @@ _WORDS: Final = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL"}
 def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow doctor``."""
     parser = exits.add_command(
-        subparsers, "doctor", run, summary="find out what is wrong here, and what to do", teaches=TEACHES, examples=EXAMPLES
+        subparsers,
+        "doctor",
+        run,
+        summary="find problems of this machine, its settings and its data",
+        teaches=TEACHES,
+        examples=EXAMPLES,
     )
     parser.add_argument("--quiet", action="store_true", help="only what is not ok")
     parser.add_argument("--json", action="store_true", help="one JSON object: ok, findings (level, what, says, remedy)")
@@ -73,7 +78,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     yield from wrong
     yield from checkup.machine(settings)
     if settings is None:
-        yield Finding(Level.WARN, "the rest", "was not looked at: it depends on the settings", "mend the settings first")
+        yield Finding(Level.WARN, "the rest", "was not checked: it depends on the settings", "correct the settings first")
     else:
         yield from checkup.plugins(settings)
         yield from checkup.installation(settings)

@@ -20,9 +20,11 @@ def check_keys(settings: Settings) -> Iterator[Finding]:
         yield _secret("id keys", file)
     elif (settings.store_dir / "format.json").exists():
         says = f"{file} is missing, and there is a store: no producer can end a transaction whose id the old key sealed"
-        yield Finding(Level.FAIL, "id keys", says, "restore it from its backup before you start Escrow, which would make a new one")
+        yield Finding(
+            Level.FAIL, "id keys", says, "restore it from its backup before you start Escrow, which would create a new one"
+        )
     else:
-        yield Finding(Level.OK, "id keys", f"{file} is made at the first start; back it up")
+        yield Finding(Level.OK, "id keys", f"{file} is created at the first start; back it up")
 
 
 def _secret(what: str, file: Path) -> Finding:
@@ -44,7 +46,7 @@ def check_tokens(settings: Settings) -> Iterator[Finding]:
             says = f"listenAddress is {settings.listen_address}, and there are no tokens: the edge refuses to start"
             yield Finding(Level.FAIL, "tokens", says, "escrow token new NAME --operator, or listen on 127.0.0.1")
         else:
-            yield Finding(Level.OK, "tokens", "none: everybody on this machine may do everything, nobody else anything")
+            yield Finding(Level.OK, "tokens", "none: every user of this machine has all rights, other machines have none")
         return
     yield _secret("tokens", file)
     if importlib.util.find_spec("msgspec") is None:
@@ -55,12 +57,14 @@ def check_tokens(settings: Settings) -> Iterator[Finding]:
     try:
         count = len(token_file.load(file))
     except EdgeError as error:
-        yield Finding(Level.FAIL, "tokens", str(error), "mend the file, or make it anew with escrow token new")
+        yield Finding(Level.FAIL, "tokens", str(error), "correct the file, or create a new one with escrow token new")
     else:
         if not count:
-            yield Finding(Level.WARN, "tokens", f"{file} holds none: nobody is let in", "escrow token new NAME --operator")
+            yield Finding(
+                Level.WARN, "tokens", f"{file} contains none: every request is refused", "escrow token new NAME --operator"
+            )
         if beyond and not settings.tls_cert_file:
-            says = f"listenAddress is {settings.listen_address} without TLS: tokens can be read on the way"
+            says = f"listenAddress is {settings.listen_address} without TLS: tokens can be read on the network"
             yield Finding(Level.WARN, "TLS", says, "set tlsCertFile and tlsKeyFile, or put a proxy in front")
 
 

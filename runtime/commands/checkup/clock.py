@@ -24,16 +24,16 @@ def check_clock(settings: Settings) -> Iterator[Finding]:
         )
     behind_s = _behind_last_batch_s(settings)
     if behind_s > settings.clock_drift_max_ms / 1000:
-        says = f"the wall clock stands {behind_s:,.0f} s before the last settled batch"
-        yield Finding(Level.FAIL, "clock", says, "set the clock right (timedatectl) before you start Escrow")
+        says = f"the wall clock is {behind_s:,.0f} s behind the last settled batch"
+        yield Finding(Level.FAIL, "clock", says, "set the clock (timedatectl) before you start Escrow")
     synchronised, error_s = _kernel_clock()
     if synchronised is None:
-        yield Finding(Level.OK, "clock", "this system does not tell whether it is synchronised")
+        yield Finding(Level.OK, "clock", "unknown whether it is synchronised")
     elif synchronised:
-        yield Finding(Level.OK, "clock", f"synchronised, by at most {error_s * 1000:.0f} ms wrong")
+        yield Finding(Level.OK, "clock", f"synchronised, error at most {error_s * 1000:.0f} ms")
     else:
-        says = "the system says that nothing keeps it right: it may drift, and a jump stops discards"
-        yield Finding(Level.WARN, "clock", says, "install chrony or systemd-timesyncd; in a container this is the host's matter")
+        says = "not synchronised: it may drift, and a jump stops discards"
+        yield Finding(Level.WARN, "clock", says, "install chrony or systemd-timesyncd; in a container, do this on the host")
 
 
 def _behind_last_batch_s(settings: Settings) -> float:

@@ -74,7 +74,7 @@ def _file_system(place: Path, there: Path) -> Finding:
         return Finding(
             Level.WARN,
             "file system",
-            f"{kind}: flushes and locks over a network may not hold what they promise",
+            f"{kind}: flushes and locks over a network may be unreliable",
             "use a local disk",
         )
     if kind == "overlay":

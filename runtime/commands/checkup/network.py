@@ -83,11 +83,11 @@ def check_kafka(settings: Settings) -> Iterator[Finding]:
 
 
 def broker(server: str) -> Finding:
-    """Does somebody there speak Kafka? Asked with the smallest request that there is: which versions do you know?"""
+    """Is there a Kafka broker? Sends the smallest request: ApiVersions."""
     host, _, port = server.rpartition(":")
-    remedy = "is it running, is the name right, does a firewall stand between?"
+    remedy = "check that it runs, that the name is right and that no firewall blocks it"
     if not host or not port.isdigit():
-        return Finding(Level.FAIL, "Kafka", f"{server!r} is not like host:9092", "mend kafkaBootstrapServers")
+        return Finding(Level.FAIL, "Kafka", f"{server!r} is not host:port", "correct kafkaBootstrapServers")
     body = b"\x00\x12\x00\x00" + b"ESCR" + b"\x00\x06" + b"escrow"  # ApiVersions, version 0, our mark, our name
     try:
         with socket.create_connection((host.strip("[]"), int(port)), ANSWER_S) as connection:
@@ -96,6 +96,6 @@ def broker(server: str) -> Finding:
     except OSError as error:
         return Finding(Level.FAIL, "Kafka", f"{server}: {error.strerror or error}", remedy)
     if answer[4:8] != b"ESCR":
-        says = f"{server}: something listens, but does not answer Kafka's question in clear"
-        return Finding(Level.WARN, "Kafka", says, "if it wants TLS or SASL, set them for Kafka; otherwise this is no broker")
+        says = f"{server}: something listens, but does not answer a plain-text Kafka request"
+        return Finding(Level.WARN, "Kafka", says, "if it needs TLS or SASL, set them for Kafka; otherwise it is not a broker")
     return Finding(Level.OK, "Kafka", f"{server}: answers")

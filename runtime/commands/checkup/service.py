@@ -30,13 +30,15 @@ def supervised(settings: Settings) -> dict[str, Any] | None:
 
 def check_service(running: dict[str, Any] | None) -> Iterator[Finding]:
     if running is None:
-        yield Finding(Level.OK, "service", "does not run on this data directory: start it with escrow run")
+        yield Finding(Level.OK, "service", "is not running on this data directory: start it with escrow run")
         return
     url = (running.get("edge") or {}).get("url", "")
     yield Finding(Level.OK, "service", f"runs (supervisor {running['supervisor']}){f', edge on {url}' if url else ''}")
     for name, part in running.items():
         if isinstance(part, dict) and part.get("starts", 0) > 1:
-            yield Finding(Level.WARN, name, f"was started {part['starts']} times: it died in between", f"look into logs/{name}.log")
+            yield Finding(
+                Level.WARN, name, f"was started {part['starts']} times: it exited in between", f"look into logs/{name}.log"
+            )
     if url.startswith("http://"):
         yield _readiness(url)
 
@@ -49,7 +51,10 @@ def _readiness(url: str) -> Finding:
         return Finding(Level.FAIL, "service", f"{url}: {error}", "look into logs/edge.log")
     if job["state"] == "no_room":
         return Finding(
-            Level.FAIL, "job", "waits for room on the disk: nothing is settled meanwhile", "make room: it goes on by itself"
+            Level.FAIL,
+            "job",
+            "waits for disk space: nothing is settled meanwhile",
+            "free some space: the job continues automatically",
         )
     if job["state"] != "running":
         return Finding(

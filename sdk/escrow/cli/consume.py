@@ -17,12 +17,12 @@ from escrow.cli.render import json_line
 from escrow.messages import Delivered
 
 TEACHES: Final = f"""\
-Prints the messages of TOPIC for a consumer group and acknowledges each once it is printed. Ends when
-there is nothing more; with --follow it goes on until Ctrl-C.
+Prints the messages of TOPIC for a consumer group and acknowledges each once it is printed. Stops when
+no message is left; with --follow it continues until Ctrl-C.
 
 Members of a group share the messages: use a group of your own to see all of them without taking them
-from anybody. --no-ack gives them back at the end, so that the group gets them again (a look counts as
-an attempt, and a message that was handed out too often becomes a dead letter).
+from others. --no-ack returns them at the end, so that the group gets them again (each look counts as a
+delivery, and a message that was delivered too often becomes a dead letter).
 
 {remote.HELP}"""
 

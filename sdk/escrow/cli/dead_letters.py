@@ -41,7 +41,7 @@ def add_parser(subparsers: Commands) -> None:
     parser.set_defaults(tool=exits.usage_of(parser))
     tools = parser.add_commands("tools", "TOOL")
     listing = _add_tool(tools, "list", run_list, "print a group's dead letters, oldest first")
-    listing.add_argument("--limit", metavar="N", type=exits.positive, help="at most so many (default: all)")
+    listing.add_argument("--limit", metavar="N", type=exits.positive, help="at most this many (default: all)")
     replay = _add_tool(tools, "replay", run_replay, "deliver dead letters to the group again")
     replay.add_argument("ids", metavar="ID", nargs="*", help="as list shows them; - reads them from stdin, one a line")
     replay.add_argument("--all", action="store_true", help="all of the group's")

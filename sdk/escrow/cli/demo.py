@@ -39,9 +39,9 @@ from escrow.producer import Producer
 
 TEACHES: Final = f"""\
 Plays an order service against a running Escrow (escrow run, or make run): orders that are paid and
-committed, refused and rolled back, a shop that falls silent and is asked, a shop that is killed in
-the middle, one that never knows, one that is never there; and services that consume what was
-committed. It tells what happens, and where to look. Ctrl-C ends it.
+committed, refused and rolled back, a shop that sends no outcome and is asked for it, a shop that is
+killed midway, one that never knows, one that never connects; and services that consume what was
+committed. It prints what happens and where to look. Ctrl-C ends it.
 
 Its producer groups, topic and consumer groups all begin with demo-; with tokens in use it needs one
 that may produce and consume them (escrow token new demo --produce 'demo-*' --consume 'demo-*'), and

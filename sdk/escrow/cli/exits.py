@@ -12,14 +12,14 @@ from escrow.cli.parsers import CommandParser, Commands
 OK = 0
 PROBLEMS = 1  # the command worked, and found something wrong (verify, clock, doctor), or Escrow said no to part of it (tx, send)
 ERROR = 2  # wrong usage (argparse's own code), or an error explained in one line
-UNREACHABLE = 3  # nobody answers at that URL, or Escrow cannot serve just now
+UNREACHABLE = 3  # no answer at that URL, or Escrow is temporarily unavailable
 DENIED = 4  # the token is missing, unknown, or lacks the role
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
 class UsageError(Exception):
-    """What was asked for cannot be done so; the text says what to do instead."""
+    """Wrong usage; the text says what to do instead."""
 
 
 def usage_of(parser: CommandParser) -> Callable[[argparse.Namespace], int]:

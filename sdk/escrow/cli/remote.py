@@ -29,7 +29,7 @@ exit codes:
   0  fine
   1  Escrow said no to a part of it; the output tells which
   2  wrong usage, or an error that is explained in one line
-  3  nobody answers at that URL, or Escrow cannot serve just now
+  3  no answer at that URL, or Escrow is temporarily unavailable
   4  the token is missing, unknown, or lacks the role
 """
 
@@ -49,7 +49,7 @@ def connect(args: argparse.Namespace, *, timeout_s: float = TIMEOUT_S) -> Api:
         tls = tls_context(ca_file=ca_file) if ca_file else None
         return Api(url, token=token_of(args), tls=tls, timeout_s=timeout_s, retry_for_s=RETRY_FOR_S)
     except ssl.SSLError as error:
-        raise exits.UsageError(f"{ca_file}: holds no certificate (PEM) that could be read: {error.reason}") from error
+        raise exits.UsageError(f"{ca_file}: contains no readable certificate (PEM): {error.reason}") from error
     except ValueError as error:
         raise exits.UsageError(str(error)) from error
 

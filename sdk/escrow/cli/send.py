@@ -18,11 +18,11 @@ from escrow.cli.render import json_line
 from escrow.messages import End, EndAnswer, Half, Message, Outcome, Position
 
 TEACHES: Final = f"""\
-Sends one message to TOPIC: BODY, or the content of --file (- is stdin). With --lines every line is a
-message of its own; they go in batches, all of a batch or none.
+Sends one message to TOPIC: BODY, or the content of --file (- is stdin). With --lines each line is a
+message; they are sent in batches, and each batch is stored completely or not at all.
 
-An ordinary message is visible at once. With --half it is a half: stored, durable, and visible to
-nobody until it ends. Its transaction id is printed; end it with --then, with escrow tx commit ID, or
+An ordinary message is visible at once. With --half it is a half: stored durably, and not visible
+until it is committed. Its transaction id is printed; end it with --then, with escrow tx commit ID, or
 let Escrow ask the producer group.
 
 {remote.HELP}"""

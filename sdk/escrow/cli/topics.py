@@ -11,8 +11,8 @@ from escrow.cli.parsers import Commands
 from escrow.cli.render import json_line, table
 
 TEACHES: Final = f"""\
-Prints every topic with its queues and messages, and a line for each of its consumer groups: how many
-messages it has not finished (lag), how many are in its hands, how many became dead letters.
+Prints every topic with its queues and messages, and one line per consumer group: messages not yet
+acknowledged (lag), messages being processed, and dead letters.
 
 {remote.HELP}"""
 
