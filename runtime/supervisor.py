@@ -1,21 +1,22 @@
 """The supervisor behind `escrow run`: the edge, then the job, as one service.
 
-    start    1 what the machine lacks is said first · 2 the edge, until it accepts · 3 the job, until it is warm · 4 ready
-    a death  what the part left behind is killed, then it is started again: after restartBackoff, doubled with each quick death
-             up to restartBackoffMax; after restartDeathsMax quick deaths in a row the whole service stops, and says why. That
-             holds for the first start too: a JVM that was killed while it came up is no reason to give up. A part that died
-             for lack of room on the disk, or says that it waits for some, is waited for, however long
-    stop     SIGTERM, SIGINT or SIGHUP: the job first, which drains, then the edge; what is left by stopTimeout is killed. A
-             second signal kills at once
+    start    1 check what the machine lacks · 2 start the edge, wait until it accepts · 3 start the job, wait until
+             it is warm · 4 ready
+    exit     Kill what the part left behind and restart it after restartBackoff, which doubles with each quick exit
+             up to restartBackoffMax. After restartDeathsMax quick exits in a row the service stops and says why.
+             The same holds for the first start. A part that has no disk space is restarted or waited for without
+             limit.
+    stop     SIGTERM, SIGINT or SIGHUP: stop the job, which drains, then the edge; kill what is left at stopTimeout.
+             A second signal kills at once.
 
-A part is a module that prints one JSON line {"ready": true, …} on stdout when it serves, and why it cannot on stderr. Exit code
-2 says that starting it again is of no use before somebody has changed something: the service stops at once; 75 that there was no
-room. {"waiting": true, "notice": why} on stdout says that it waits, and that startTimeout does not count. Its output goes to
-a rotating log; the terminal only sees what an operator needs.
+A part is a module that prints one JSON line {"ready": true, …} on stdout when it serves, or the reason on stderr
+when it cannot. Exit code 2: a restart will not help, so the service stops at once. Exit code 75: no disk space.
+{"waiting": true, "notice": why} on stdout: the part waits, and startTimeout does not count. A part's output goes to
+a rotating log; the terminal shows only what an operator needs.
 
-Nothing survives the supervisor: parts die with it (`runtime.child`), and the guard kills what they had started
-(`runtime.orphan_reaper`).
-`supervisor.json` in the data directory tells other programs what runs where; it goes when the service stops.
+Nothing survives the supervisor: parts end with it (`runtime.child`), and the guard kills the processes that they
+started (`runtime.orphan_reaper`). `supervisor.json` in the data directory tells other programs what runs where; it
+is removed when the service stops.
 """
 
 from __future__ import annotations
@@ -25,136 +26,38 @@ import contextlib
 import fcntl
 import importlib.util
 import json
-import logging
-import logging.handlers
 import os
-import re
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from runtime.java import java_problem
+from runtime.part import EDGE, JOB, Part, PartLog, PartSpec, drain, told_by, why_ended
 from runtime.processes import kill_session
 from runtime.settings import Settings
 
 OK, FAILED = 0, 2
 USELESS_EXIT: Final = 2
 NO_ROOM_EXIT: Final = 75
-JAVA_MIN: Final = 17
 STATE_FILE: Final = "supervisor.json"
 LOCK_FILE: Final = "supervisor.lock"
 _LINE_MAX_BYTES: Final = 64 << 10
-#: Of stopTimeout: what the job may take, and what is kept for killing.
+#: The share of stopTimeout for the job, and the time kept for killing.
 _JOB_SHARE: Final = 0.55
 _KILL_RESERVE_S: Final = 1.0
-#: How often it is looked whether a part still waits.
+#: How often a waiting part is looked at.
 _LOOK_S: Final = 1.0
-
-_JAVA_LOOKS: Final = 3
-_JAVA_REMEDY: Final = "install a Java runtime, 17 or newer (Debian: apt install openjdk-17-jre-headless), or set JAVA_HOME"
-
-
-@dataclass(frozen=True, slots=True)
-class PartSpec:
-    """One part: its name, the module that is run, and which ports it tells when it is ready, with the setting of each: a part
-    that is started again gets the ports that it had."""
-
-    name: str
-    module: str
-    ports: tuple[tuple[str, str], ...] = ()
-
-
-EDGE: Final = PartSpec(
-    "edge", "ingest.server", (("port", "listenPort"), ("grpc_port", "grpcPort"), ("grpc_tls_port", "grpcTlsPort"))
-)
-JOB: Final = PartSpec("job", "streaming.job", (("metrics_port", "jobMetricsPort"),))
 
 
 class GiveUp(Exception):
     """The service cannot go on; the text says why, in one line."""
 
 
-# --- what the machine lacks --------------------------------------------------------------------------------------------------
-def missing(environ: Mapping[str, str]) -> str:
-    """What the job needs and this machine has not, with how to get it; "" if nothing."""
-    for module in ("numpy", "pyspark", "prometheus_client"):
-        if importlib.util.find_spec(module) is None:
-            return f"the Python package {module} is missing: in a checkout of Escrow, pip install ./sdk . (into {sys.prefix})"
-    return java_problem(environ)
-
-
-def java_problem(environ: Mapping[str, str]) -> str:
-    """Why there is no Java to run Spark with; "" if there is."""
-    home = environ.get("JAVA_HOME", "")
-    java = str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environ.get("PATH", ""))
-    if java is None:
-        return f"no java was found on the PATH: {_JAVA_REMEDY}"
-    try:
-        for _ in range(_JAVA_LOOKS):
-            told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
-            if told.returncode >= 0:  # one that was killed says nothing about Java
-                break
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{java} cannot be run ({error.strerror if isinstance(error, OSError) else 'no answer'}): {_JAVA_REMEDY}"
-    found = re.search(r'version "(?:1\.)?(\d+)', told.stderr + told.stdout)
-    if told.returncode or found is None:
-        return f"{java} -version does not tell a version: {_JAVA_REMEDY}"
-    return "" if int(found[1]) >= JAVA_MIN else f"{java} is Java {found[1]}, too old for Spark: {_JAVA_REMEDY}"
-
-
-# --- one part ------------------------------------------------------------------------------------------------------------------
-class _Log(logging.handlers.RotatingFileHandler):
-    """A part's output, a line a record. A full disk must not stop the service: lines are lost then, and counted."""
-
-    def __init__(self, settings: Settings, name: str) -> None:
-        settings.log_dir.mkdir(parents=True, exist_ok=True)
-        path = settings.log_dir / f"{name}.log"
-        super().__init__(path, maxBytes=settings.log_file_bytes, backupCount=settings.log_files, delay=True, errors="replace")
-        self.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-        self.lost = 0
-
-    def line(self, stream: str, text: str) -> None:
-        self.handle(logging.LogRecord("part", logging.INFO, "", 0, f"{stream} {text}", None, None))
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        self.lost += 1
-
-
-@dataclass(slots=True)
-class Part:
-    """A part and its life so far."""
-
-    spec: PartSpec
-    log: _Log
-    process: asyncio.subprocess.Process | None = None
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-    told: dict[str, Any] = field(default_factory=dict)
-    told_before: dict[str, Any] = field(default_factory=dict)
-    error: str = ""
-    was_ready: bool = False
-    waiting: bool = False
-    starts: int = 0
-    quick_deaths: int = 0
-    #: Of these deaths in a row for lack of room: they make the pause longer, and count for nothing else.
-    deaths_without_room: int = 0
-    pumps: list[asyncio.Task[None]] = field(default_factory=list)
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid if self.process is not None else 0
-
-    @property
-    def alive(self) -> bool:
-        return self.process is not None and self.process.returncode is None
-
-
 class Supervisor:
-    """Runs the parts until it is told to stop. `say` gets what an operator should read, a line at a time."""
+    """Runs the parts until it is told to stop. `say` gets the lines for the operator."""
 
     def __init__(
         self,
@@ -165,7 +68,7 @@ class Supervisor:
     ) -> None:
         self.settings, self._say = settings, say
         self._arguments = [*settings.arguments(), *arguments]
-        self.parts = [Part(spec, _Log(settings, spec.name)) for spec in specs]
+        self.parts = [Part(spec, PartLog(settings, spec.name)) for spec in specs]
         self._stopping = asyncio.Event()
         self._signals = 0
         self._guard: asyncio.subprocess.Process | None = None
@@ -173,7 +76,7 @@ class Supervisor:
 
     # --- the whole -----------------------------------------------------------------------------------------------------------
     async def run(self) -> int:
-        """Until a signal or until it must give up; the exit code."""
+        """Runs until a signal, or until it gives up; returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._signalled)
@@ -187,7 +90,7 @@ class Supervisor:
             await self._stop_guard()
             with contextlib.suppress(OSError):
                 (settings.data_dir / STATE_FILE).unlink()
-        self._say("stopped" if clean else "stopped; a part had to be killed, the next start recovers")
+        self._say("stopped" if clean else "stopped; a process had to be killed, the next start recovers")
         return code
 
     def _signalled(self) -> None:
@@ -222,14 +125,14 @@ class Supervisor:
 
     # --- one part ------------------------------------------------------------------------------------------------------------
     async def _keep(self, part: Part, before: Part | None) -> None:
-        """Start a part, wait for its death, start it again; GiveUp when that is of no use."""
+        """Starts a part, waits for its exit, restarts it. GiveUp when a restart will not help."""
         while not self._stopping.is_set():
             if before is not None:
                 await before.ready.wait()  # the edge recovers the log before the job may look at it
             ready_s = await self._live(part)
             if self._stopping.is_set():
                 return
-            reason = _why(part)
+            reason = why_ended(part)
             code = part.process.returncode if part.process is not None else 0
             if code == USELESS_EXIT:
                 raise GiveUp(f"the {part.spec.name} cannot start: {reason}")
@@ -252,7 +155,7 @@ class Supervisor:
             await asyncio.wait_for(self._stopping.wait(), wait_ms / 1000)
 
     async def _live(self, part: Part) -> float:
-        """One life of a part: how many seconds it was ready."""
+        """Runs a part once; returns how many seconds it was ready."""
         process = await self._spawn(part)
         part.pumps = [asyncio.create_task(self._pump(part, name)) for name in ("stdout", "stderr")]
         exited = asyncio.create_task(process.wait())
@@ -263,7 +166,7 @@ class Supervisor:
             while not done and (part.waiting or time.monotonic() < started_s + timeout_s):
                 left_s = _LOOK_S if part.waiting else started_s + timeout_s - time.monotonic()
                 done, _ = await asyncio.wait([exited, readied], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-                started_s = time.monotonic() if part.waiting else started_s  # it has the whole time once there is room
+                started_s = time.monotonic() if part.waiting else started_s  # the whole time counts once there is space
             ready_at_s = time.monotonic()
             if part.ready.is_set():
                 self._tell_part(part, ready_at_s - started_s)
@@ -276,7 +179,7 @@ class Supervisor:
             readied.cancel()
             if process.returncode is not None:
                 await self._bury(part)
-            else:  # the service stops: `_stop_all` sees to the part, its output is still read
+            else:  # the service stops: `_stop_all` ends the part, its output is still read
                 exited.cancel()
 
     async def _spawn(self, part: Part) -> asyncio.subprocess.Process:
@@ -298,17 +201,17 @@ class Supervisor:
         return part.process
 
     async def _bury(self, part: Part) -> None:
-        """After its death: what it left behind, the rest of its output, the note to the guard."""
+        """After its exit: kills what it left behind, reads the rest of its output, tells the guard."""
         assert part.process is not None
         kill_session(part.pid)
-        await _drain(part)
+        await drain(part)
         self._tell_guard(f"-{part.pid}")
         part.ready.clear()
-        part.log.line("supervisor", f"process {part.pid} ended: {_why(part)}")
+        part.log.line("supervisor", f"process {part.pid} ended: {why_ended(part)}")
         self._write_state()
 
     async def _pump(self, part: Part, name: str) -> None:
-        """A part's output into its log, line by line; a line without end is cut."""
+        """Copies a part's output to its log, line by line; an endless line is cut."""
         stream = getattr(part.process, name)
         left = b""
         while chunk := await stream.read(_LINE_MAX_BYTES):
@@ -326,7 +229,7 @@ class Supervisor:
             if text.strip() and not text[0].isspace() and not (part.error.startswith("escrow") and not text.startswith("escrow")):
                 part.error = text.strip()
             return
-        told = _told(text)
+        told = told_by(text)
         if told.get("notice"):
             self._say(f"{part.spec.name}: {told['notice']}")
         part.waiting = bool(told.get("waiting", part.waiting))
@@ -352,7 +255,7 @@ class Supervisor:
             self._say(f"ready after {time.monotonic() - self._started_s:.1f} s; stop with Ctrl-C or SIGTERM")
 
     def _write_state(self) -> None:
-        """For other programs: what runs where. Replaced as a whole."""
+        """Writes what runs where, for other programs. The file is replaced atomically."""
         state: dict[str, Any] = {"supervisor": os.getpid(), "ready": all(part.ready.is_set() for part in self.parts)}
         for part in self.parts:
             state[part.spec.name] = {
@@ -368,7 +271,7 @@ class Supervisor:
 
     # --- stopping --------------------------------------------------------------------------------------------------------------
     async def _stop_all(self) -> bool:
-        """The last part first; False when one had to be killed."""
+        """Stops the last part first; False if one had to be killed."""
         total_s = self.settings.stop_timeout_ms / 1000
         begun_s, clean = time.monotonic(), True
         for number, part in enumerate(reversed(self.parts)):
@@ -392,7 +295,7 @@ class Supervisor:
                 self._say(f"the {part.spec.name} did not stop within {timeout_s:.1f} s: killing it")
         kill_session(part.pid)
         await part.process.wait()
-        await _drain(part)
+        await drain(part)
         self._tell_guard(f"-{part.pid}")
         part.log.line("supervisor", f"process {part.pid} stopped with exit code {part.process.returncode}")
         return clean
@@ -420,36 +323,16 @@ class Supervisor:
                 self._guard.kill()
 
 
-async def _drain(part: Part) -> None:
-    """The rest of a dead part's output."""
-    if part.pumps:
-        await asyncio.wait(part.pumps, timeout=1.0)
-    for pump in part.pumps:
-        pump.cancel()
-    part.pumps = []
-
-
-def _told(text: str) -> dict[str, Any]:
-    if not text.startswith("{"):
-        return {}
-    try:
-        told = json.loads(text)
-    except ValueError:
-        return {}
-    return told if isinstance(told, dict) else {}
-
-
-def _why(part: Part) -> str:
-    """Why a part ended: what it said last, or how it was ended."""
-    code = part.process.returncode if part.process is not None else None
-    if code is not None and code < 0 and not part.error.startswith("it was"):
-        return f"killed by {signal.Signals(-code).name}"
-    said = re.sub(r"^escrow[a-z ]*: ", "", part.error)
-    return said or f"exit code {code}, no reason given"
+def missing(environ: Mapping[str, str]) -> str:
+    """What the job needs and this machine lacks, with the remedy; "" if nothing."""
+    for module in ("numpy", "pyspark", "prometheus_client"):
+        if importlib.util.find_spec(module) is None:
+            return f"the Python package {module} is missing: in a checkout of Escrow, pip install ./sdk . (into {sys.prefix})"
+    return java_problem(environ)
 
 
 def run(settings: Settings, specs: Sequence[PartSpec] = (EDGE, JOB), say: Callable[[str], None] = print) -> int:
-    """Run the service; the exit code."""
+    """Runs the service; returns the exit code."""
     if any(spec.module == JOB.module for spec in specs):
         problem = missing(os.environ)
         if problem:
@@ -475,7 +358,7 @@ def run(settings: Settings, specs: Sequence[PartSpec] = (EDGE, JOB), say: Callab
 
 @contextlib.contextmanager
 def _only_one(data_dir: Path) -> Iterator[str]:
-    """Holds the data directory's lock; gives "" or, where another process has it, who."""
+    """Holds the data directory's lock; yields "", or the id of the process that has it."""
     with open(data_dir / LOCK_FILE, "a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

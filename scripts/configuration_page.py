@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from runtime/settings.py: `make pages`. A test compares the two."""
+"""Writes docs/configuration.md from runtime/settings/schema: `make pages`. A test compares the two."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from runtime.settings import KEYS, Key
 PAGE: Final = Path(__file__).parents[1] / "docs" / "configuration.md"
 HEAD: Final = """# Configuration
 
-Every setting, made from [runtime/settings.py](../runtime/settings.py) by `make pages`; [conf/escrow.toml](../conf/escrow.toml)
-is the
-same as a file. Nothing has to be set: every key has a default.
+Every setting, generated from [runtime/settings/schema](../runtime/settings/schema) by `make pages`.
+[conf/escrow.toml](../conf/escrow.toml) has the same keys as a file. Every key has a default; none is required.
 
-A value comes from the first of these that names it: a flag (`--set transactionTimeOut=10s`), a variable
-(`ESCROW_TRANSACTION_TIME_OUT=10s`), the file (`--config FILE`, else `ESCROW_CONFIG`, else `conf/escrow.toml`), the default. What is
-wrong is said in one line each, with the place where it stands, and Escrow does not start.
+A value comes from the first of these that sets it: a flag (`--set transactionTimeOut=10s`), a variable
+(`ESCROW_TRANSACTION_TIME_OUT=10s`), the file (`--config FILE`, else `ESCROW_CONFIG`, else `conf/escrow.toml`), the default.
+If a setting is wrong, Escrow does not start and prints one line for each fault, with its place.
 
 ```sh
-escrow config show          # every key, its value, and where it came from
-escrow config check         # only checks
+escrow config show          # every key, its value and its origin
+escrow config check         # check only
 escrow config show --set transactionTimeOut=10s
 ```
 

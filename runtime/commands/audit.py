@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
 
 from escrow.cli import exits
+from escrow.cli.parsers import Commands
 from escrow.cli.render import json_line
 from runtime.settings import add_arguments, load_arguments
-
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
 
 DESCRIPTION = """\
 The audit log holds what operators did, logins, seeks, replays, denials and changes of tokens
@@ -34,14 +31,14 @@ examples:
 """
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow audit`` and its tool."""
     form = argparse.RawDescriptionHelpFormatter
     parser = subparsers.add_parser(
         "audit", help="verify the audit log", description=DESCRIPTION, epilog=EPILOG, formatter_class=form
     )
     parser.set_defaults(run=run, tool=exits.usage_of(parser))
-    tools = parser.add_subparsers(title="tools", metavar="TOOL")
+    tools = parser.add_commands("tools", "TOOL")
     verify = tools.add_parser("verify", help="check the chain of records", description=VERIFY, epilog=EPILOG, formatter_class=form)
     verify.add_argument("--expect", metavar="RECORDS:HASH", type=_head, help="what an earlier run printed")
     verify.add_argument("--json", action="store_true", help="one JSON object")

@@ -6,24 +6,22 @@ import argparse
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from escrow.cli import exits
+from escrow.cli.parsers import Commands
 from escrow.cli.render import json_line
 from runtime.settings import add_arguments, load_arguments
 
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
-
 DESCRIPTION = """\
-Ages are counted in time that elapsed, not in what the wall clock says: a wall clock may jump. When it
+Ages are counted in elapsed time, because a wall clock may jump. When the wall clock
 differs by more than clockDriftMax (60s) from that time, Escrow deletes and discards nothing (checks,
 commits, roll-backs and deliveries go on), raises the metric escrow_clock_alert and keeps the alert,
 over restarts too, until the wall clock is back or an operator has looked at it and says so here.
 
-While the machine is off, nobody knows what elapses. So after a start of the machine the wall clock is
-believed only when it has stood without a jump for clockGrace (1h); until then nothing is deleted or
-discarded either. That is no alert, and nothing is to be done.
+Elapsed time is unknown while the machine is off. After a boot, the wall clock is trusted only when it
+has run without a jump for clockGrace (1h); until then nothing is deleted or discarded either. That is
+not an alert and needs no action.
 
   escrow clock            is there an alert? Shows what happened
   escrow clock confirm    the wall clock is right now: the time goes on from it
@@ -47,7 +45,7 @@ exit codes:
 """
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow clock [show | confirm]``. One parser for both: its flags may stand before or behind the word."""
     parser = subparsers.add_parser(
         "clock",

@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from escrow.cli import exits
+from escrow.cli.parsers import CommandParser, Commands
 from escrow.cli.render import json_line
 from runtime.settings import Settings, add_arguments, load_arguments, template
-
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
 
 EPILOG = """\
 examples:
@@ -23,7 +20,7 @@ examples:
 """
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow config`` and its tools."""
     parser = subparsers.add_parser(
         "config",
@@ -33,7 +30,7 @@ def add_parser(subparsers: Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run, tool=exits.usage_of(parser))
-    tools = parser.add_subparsers(title="tools", metavar="TOOL")
+    tools = parser.add_commands("tools", "TOOL")
     show = _add_tool(tools, "show", run_show, "print the effective values and where each came from")
     show.add_argument("--json", action="store_true", help="one JSON object: key → value, from, variable")
     _add_tool(tools, "check", run_check, "check the settings, print what is wrong")
@@ -41,7 +38,7 @@ def add_parser(subparsers: Subparsers) -> None:
     template_parser.set_defaults(tool=run_template)
 
 
-def _add_tool(tools: Subparsers, name: str, tool: Callable[[argparse.Namespace], int], summary: str) -> argparse.ArgumentParser:
+def _add_tool(tools: Commands, name: str, tool: Callable[[argparse.Namespace], int], summary: str) -> CommandParser:
     parser = tools.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     add_arguments(parser)
     parser.set_defaults(tool=tool)

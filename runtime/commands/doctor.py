@@ -6,16 +6,14 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from escrow.cli import exits
+from escrow.cli.parsers import Commands
 from escrow.cli.render import cell, json_line
-from runtime.commands import checkup, checkup_plugins
+from runtime.commands import checkup
 from runtime.commands.checkup import Finding, Level
 from runtime.settings import Settings, SettingsError, add_arguments, load_arguments
-
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
 
 TEACHES: Final = """\
 Looks at everything that Escrow needs: Python and its packages, Java, memory, the settings, the data
@@ -43,10 +41,15 @@ _COLOURS: Final = {Level.OK: "\033[32m", Level.WARN: "\033[33m", Level.FAIL: "\0
 _WORDS: Final = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL"}
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow doctor``."""
     parser = exits.add_command(
-        subparsers, "doctor", run, summary="find out what is wrong here, and what to do", teaches=TEACHES, examples=EXAMPLES
+        subparsers,
+        "doctor",
+        run,
+        summary="find problems of this machine, its settings and its data",
+        teaches=TEACHES,
+        examples=EXAMPLES,
     )
     parser.add_argument("--quiet", action="store_true", help="only what is not ok")
     parser.add_argument("--json", action="store_true", help="one JSON object: ok, findings (level, what, says, remedy)")
@@ -75,9 +78,9 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     yield from wrong
     yield from checkup.machine(settings)
     if settings is None:
-        yield Finding(Level.WARN, "the rest", "was not looked at: it depends on the settings", "mend the settings first")
+        yield Finding(Level.WARN, "the rest", "was not checked: it depends on the settings", "correct the settings first")
     else:
-        yield from checkup_plugins.plugins(settings)
+        yield from checkup.plugins(settings)
         yield from checkup.installation(settings)
 
 

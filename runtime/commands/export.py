@@ -23,7 +23,7 @@ from runtime.settings import Settings, add_arguments, load_arguments
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from escrow.cli.exits import Subparsers
+    from escrow.cli.parsers import Commands
     from store.read.export_scan import Chunk, History, Wanted
 
 TEACHES: Final = """\
@@ -55,7 +55,7 @@ STATES: Final = {
 }
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow export``."""
     parser = exits.add_command(
         subparsers, "export", run, summary="write the history of transactions as Parquet", teaches=TEACHES, examples=EXAMPLES

@@ -5,12 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from escrow.cli.parsers import Commands
 from runtime.settings import add_arguments, load_arguments
-
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
 
 DESCRIPTION = """\
 Starts Escrow in the foreground: the edge, which takes messages, and the streaming job, which
@@ -28,7 +25,7 @@ escrow config show lists every setting. Output of the parts: logs/ in the data d
 """
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow run``."""
     parser = subparsers.add_parser(
         "run",
@@ -47,8 +44,9 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs until a signal."""
     from runtime import supervisor
+    from runtime.part import EDGE, JOB
 
-    specs = (replace(supervisor.EDGE, module=args.edge_module), replace(supervisor.JOB, module=args.job_module))
+    specs = (replace(EDGE, module=args.edge_module), replace(JOB, module=args.job_module))
     settings = load_arguments(args)
     for warning in settings.warnings:
         _say(f"warning: {warning}")

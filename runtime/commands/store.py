@@ -9,14 +9,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from escrow.cli import exits
+from escrow.cli.parsers import CommandParser, Commands
 from escrow.cli.progress import Progress
 from escrow.cli.render import json_line, text_line, text_report
-
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
 
 DESCRIPTION = """\
 Tools for one data directory. verify, dump, stats and backup only read, and may run
@@ -39,7 +36,7 @@ Each tool has help of its own: escrow store verify --help
 """
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow store`` and its tools."""
     parser = subparsers.add_parser(
         "store",
@@ -49,7 +46,7 @@ def add_parser(subparsers: Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run, tool=exits.usage_of(parser))
-    tools = parser.add_subparsers(title="tools", metavar="TOOL")
+    tools = parser.add_commands("tools", "TOOL")
     _add_verify(tools)
     _add_dump(tools)
     _add_stats(tools)
@@ -68,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 # verify
 
 
-def _add_verify(tools: Subparsers) -> None:
+def _add_verify(tools: Commands) -> None:
     parser = _add_tool(
         tools,
         "verify",
@@ -107,7 +104,7 @@ def run_verify(args: argparse.Namespace) -> int:
 # dump
 
 
-def _add_dump(tools: Subparsers) -> None:
+def _add_dump(tools: Commands) -> None:
     parser = _add_tool(
         tools,
         "dump",
@@ -117,7 +114,7 @@ def _add_dump(tools: Subparsers) -> None:
         "people, JSON lines with --json (bytes as base64, never cut). Without a choice: the halves.",
     )
     _add_directory(parser)
-    what = parser.add_mutually_exclusive_group()
+    add = parser.adding_to(parser.add_mutually_exclusive_group())
     for name, help_text in (
         ("half", "halves, in half offset order (the default)"),
         ("op", "ops, in the order that decides who ended what"),
@@ -132,8 +129,8 @@ def _add_dump(tools: Subparsers) -> None:
         ("consumers", "how far consumer groups have read"),
         ("audit", "what operators did"),
     ):
-        what.add_argument(f"--{name}", dest="what", action="store_const", const=name, help=help_text)
-    what.add_argument("--topic", metavar="T", help="the queue entries of real topic T")
+        add(f"--{name}", dest="what", action="store_const", const=name, help=help_text)
+    add("--topic", metavar="T", help="the queue entries of real topic T")
     _add_json(parser, "JSON lines, one object a record")
     parser.add_argument(
         "--from",
@@ -160,7 +157,7 @@ def run_dump(args: argparse.Namespace) -> int:
 # stats
 
 
-def _add_stats(tools: Subparsers) -> None:
+def _add_stats(tools: Commands) -> None:
     parser = _add_tool(
         tools,
         "stats",
@@ -184,7 +181,7 @@ def run_stats(args: argparse.Namespace) -> int:
 # rebuild
 
 
-def _add_rebuild(tools: Subparsers) -> None:
+def _add_rebuild(tools: Commands) -> None:
     parser = _add_tool(
         tools,
         "rebuild",
@@ -210,7 +207,7 @@ def run_rebuild(args: argparse.Namespace) -> int:
 # repair
 
 
-def _add_repair(tools: Subparsers) -> None:
+def _add_repair(tools: Commands) -> None:
     parser = _add_tool(
         tools,
         "repair",
@@ -246,7 +243,7 @@ def run_repair(args: argparse.Namespace) -> int:
 # backup and restore
 
 
-def _add_backup(tools: Subparsers) -> None:
+def _add_backup(tools: Commands) -> None:
     parser = _add_tool(
         tools,
         "backup",
@@ -268,7 +265,7 @@ def run_backup(args: argparse.Namespace) -> int:
     return _done(f"backed up {args.directory} to {args.dest}", result)
 
 
-def _add_restore(tools: Subparsers) -> None:
+def _add_restore(tools: Commands) -> None:
     parser = _add_tool(
         tools,
         "restore",
@@ -296,18 +293,18 @@ def run_restore(args: argparse.Namespace) -> int:
 
 
 def _add_tool(
-    tools: Subparsers, name: str, tool: Callable[[argparse.Namespace], int], *, summary: str, teaches: str
-) -> argparse.ArgumentParser:
+    tools: Commands, name: str, tool: Callable[[argparse.Namespace], int], *, summary: str, teaches: str
+) -> CommandParser:
     parser = tools.add_parser(name, help=summary, description=teaches, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(tool=tool)
     return parser
 
 
-def _add_directory(parser: argparse.ArgumentParser) -> None:
+def _add_directory(parser: CommandParser) -> None:
     parser.add_argument("directory", metavar="DIR", type=Path, help="the data directory")
 
 
-def _add_json(parser: argparse.ArgumentParser, help_text: str) -> None:
+def _add_json(parser: CommandParser, help_text: str) -> None:
     parser.add_argument("--json", action="store_true", help=help_text)
 
 

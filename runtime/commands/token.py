@@ -13,7 +13,7 @@ from escrow.cli.render import json_line
 from runtime.settings import add_arguments, load_arguments
 
 if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
+    from escrow.cli.parsers import CommandParser, Commands
     from runtime.settings import Settings
 
 DESCRIPTION = """\
@@ -54,7 +54,7 @@ examples:
 """
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow token`` and its tools."""
     parser = subparsers.add_parser(
         "token",
@@ -64,7 +64,7 @@ def add_parser(subparsers: Subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run, tool=exits.usage_of(parser))
-    tools = parser.add_subparsers(title="tools", metavar="TOOL")
+    tools = parser.add_commands("tools", "TOOL")
     new = _add_tool(tools, "new", run_new, "make a token and print it, once")
     new.add_argument("name", metavar="NAME", help="who will use it: shown by list, in logs and in histories")
     new.add_argument("--produce", metavar="GROUP:TOPIC", action="append", default=[], help="may send to the topic as this group")
@@ -92,11 +92,11 @@ def add_parser(subparsers: Subparsers) -> None:
     ended.add_argument("access_key", metavar="ACCESS_KEY", help="as access-keys shows it")
 
 
-def _add_expires(parser: argparse.ArgumentParser) -> None:
+def _add_expires(parser: CommandParser) -> None:
     parser.add_argument("--expires", metavar="TIME", type=times.seconds, help="it counts for this long from now on: 90d, 12h")
 
 
-def _add_tool(tools: Subparsers, name: str, tool: Callable[[argparse.Namespace], int], summary: str) -> argparse.ArgumentParser:
+def _add_tool(tools: Commands, name: str, tool: Callable[[argparse.Namespace], int], summary: str) -> CommandParser:
     parser = tools.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     add_arguments(parser)
     parser.set_defaults(tool=tool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import pytest
@@ -74,3 +75,16 @@ def test_what_is_offered(shell, scripts):
 def test_the_command_prints_the_script(alone, refused, scripts):
     assert alone("completion", "zsh") == (scripts / "zsh").read_text()
     assert "invalid choice" in refused("completion", "tcsh")
+
+
+def test_every_option_of_the_usage_is_offered():
+    """An argument that is added to a group without `CommandParser.adding_to` would be missing here."""
+    from escrow.cli import build_parser
+
+    def check(parser):
+        offered = {flag for action in parser.arguments for flag in action.option_strings}
+        shown = set(re.findall(r"--[a-z-]+", parser.format_usage()))
+        assert shown <= offered, parser.prog
+        return 1 + sum(check(command.parser) for command in parser.commands)
+
+    assert check(build_parser()) > 40

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from ingest.edge.ids import load_keys
-from runtime.commands import checkup
 from runtime.commands.checkup import Level
+from runtime.commands.checkup.network import broker
 from store.edge.store import EdgeStore
 from tests.support.distributions import installer
 from tests.support.service import SMALLEST
@@ -148,11 +148,11 @@ def answering(answer: bytes):
 
 def test_brokers():
     with answering(b"\0\0\0\x0aESCR\0\0\0\0\0\0") as server:
-        assert checkup.broker(server).level is Level.OK
+        assert broker(server).level is Level.OK
     with answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as server:
-        assert checkup.broker(server).level is Level.WARN
-    assert checkup.broker(server).level is Level.FAIL  # it has gone
-    assert checkup.broker("nowhere").level is Level.FAIL
+        assert broker(server).level is Level.WARN
+    assert broker(server).level is Level.FAIL  # it has gone
+    assert broker("nowhere").level is Level.FAIL
 
 
 def test_plug_ins(doctor, tmp_path, monkeypatch):

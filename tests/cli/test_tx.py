@@ -57,12 +57,12 @@ def test_list_tells_what_is_in_doubt(shell, here, halves, listed, name):
     assert here("tx", "list", "--group", name, "--age-min", "1h", "--ids") == ""
     assert shell.lines("tx", "list", "--group", name, "--ids", "--limit", "2") == ids[:2]
     done = shell.run("tx", "list", "--group", name, "--limit", "2")
-    assert b"there are more" in done.stderr
+    assert b"only the first 2 are shown" in done.stderr
     heads, first, second = done.stdout.decode().splitlines()
     assert heads.split() == ["ID", "STATE", "GROUP", "TOPIC", "KEY", "AGE", "ASKED"]
     assert first.split()[:5] == [ids[0], "pending", name, name, "k1"]
     assert second.startswith(ids[1])
-    assert here("tx", "list", "--group", "nobody-has-this") == "none: nothing fits\n"
+    assert here("tx", "list", "--group", "nobody-has-this") == "no transaction matches\n"
 
 
 def test_pages_are_put_together(shell, halves, listed, name):
@@ -154,7 +154,7 @@ def test_a_person_is_asked(shell, halves, listed, name):
         return out, err
 
     out, err = typed("a reason", "no", code=2)
-    assert ("Why?" in err, "rollback 3? Type yes" in err, "nothing was done" in err) == (True, True, True)
+    assert ("Reason for rollback" in err, "rollback 3? Type yes" in err, "nothing was done" in err) == (True, True, True)
     listed(count=3)
     out, err = typed("a better reason", "yes", code=0)
     assert "rollback: 3 accepted" in out

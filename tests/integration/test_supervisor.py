@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from runtime import supervisor
+from runtime.java import java_problem
 from store.read.readers import open_readers
 from tests.support.edge_client import EdgeClient
 from tests.support.edge_world import SMALL
@@ -375,8 +376,8 @@ def test_a_data_directory_that_cannot_be_made(tmp_path):
 
 # --- what the machine lacks ---
 def test_java_missing_is_said_with_the_remedy(tmp_path):
-    assert re.search("no java was found.*apt install openjdk-17", supervisor.java_problem({"PATH": str(tmp_path)}))
-    assert "cannot be run" in supervisor.java_problem({"JAVA_HOME": str(tmp_path)})
+    assert re.search("no java was found.*apt install openjdk-17", java_problem({"PATH": str(tmp_path)}))
+    assert "cannot be run" in java_problem({"JAVA_HOME": str(tmp_path)})
 
 
 @pytest.mark.parametrize(
@@ -392,15 +393,15 @@ def test_java_versions(tmp_path, says, problem):
     java = tmp_path / "java"
     java.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
     java.chmod(0o755)
-    assert problem in supervisor.java_problem({"PATH": str(tmp_path)})
-    assert bool(supervisor.java_problem({"PATH": str(tmp_path)})) == bool(problem)
+    assert problem in java_problem({"PATH": str(tmp_path)})
+    assert bool(java_problem({"PATH": str(tmp_path)})) == bool(problem)
 
 
 def test_a_look_at_java_that_was_killed_is_repeated(tmp_path):
     java, mark = tmp_path / "java", tmp_path / "looked"
     java.write_text(f"#!/bin/sh\n[ -e {mark} ] || {{ : > {mark}; kill -9 $$; }}\necho 'openjdk version \"17.0.15\"' >&2\n")
     java.chmod(0o755)
-    assert supervisor.java_problem({"PATH": str(tmp_path)}) == ""
+    assert java_problem({"PATH": str(tmp_path)}) == ""
     assert mark.exists()
 
 

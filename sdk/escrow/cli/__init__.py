@@ -17,14 +17,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from escrow import __version__
 from escrow.cli import completion, consume, dead_letters, demo, exits, groups, remote, send, top, topic, topics, tx
+from escrow.cli.parsers import CommandParser, Commands
 from escrow.errors import EscrowError
-
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
 
 __all__ = ["COMMANDS", "Command", "build_parser", "main"]
 
@@ -32,7 +30,7 @@ __all__ = ["COMMANDS", "Command", "build_parser", "main"]
 class Command(Protocol):
     """What the module of a command offers."""
 
-    def add_parser(self, subparsers: Subparsers) -> None:
+    def add_parser(self, subparsers: Commands) -> None:
         """Declares the command's arguments and help, and ``run`` as its default."""
 
     def run(self, args: argparse.Namespace) -> int:
@@ -42,13 +40,13 @@ class Command(Protocol):
 #: Commands that come with the server, and what each is for.
 SERVER_COMMANDS: Final = {
     "run": "start the service: edge and streaming job",
-    "doctor": "what is wrong with this machine, its settings and its data",
+    "doctor": "find problems of this machine, its settings and its data",
     "audit": "check the audit log",
-    "export": "the history of transactions as Parquet",
-    "store": "look at a data directory, check it, rebuild it, back it up",
-    "clock": "what time counts, and the clock alert",
+    "export": "write the history of transactions as Parquet",
+    "store": "inspect, check, rebuild and back up a data directory",
+    "clock": "show and confirm the clock alert",
     "config": "show and check the settings",
-    "token": "make, list and revoke bearer tokens",
+    "token": "create, list and revoke bearer tokens",
 }
 SERVER_MISSING: Final = "needs escrow-mq-server; in a checkout of Escrow: pip install ./sdk ."
 #: What is created for the server's users is for them alone, as in runtime.settings.
@@ -61,7 +59,7 @@ class Absent:
     def __init__(self, name: str) -> None:
         self.__name__ = name
 
-    def add_parser(self, subparsers: Subparsers) -> None:
+    def add_parser(self, subparsers: Commands) -> None:
         # No prefix of options: whatever is given, the answer is the same.
         parser = subparsers.add_parser(self.__name__, help=SERVER_COMMANDS[self.__name__], prefix_chars="\0", add_help=False)
         parser.add_argument("given", nargs="*", help=argparse.SUPPRESS)
@@ -98,19 +96,19 @@ Escrow holds a message until its producer's local transaction is decided.
 EPILOG = """\
 examples:
   escrow run                      start the service; Ctrl-C stops it
-  escrow demo                     play producers and consumers against it, and tell what happens
+  escrow demo                     run sample producers and consumers, and show what happens
   escrow top                      a live view of it
-  escrow tx list --age-min 1m     what is in doubt for more than a minute
-  escrow doctor                   what is wrong with this machine, and what to do
+  escrow tx list --age-min 1m     transactions in doubt for more than a minute
+  escrow doctor                   find problems of this machine, with remedies
   escrow store verify DIR         is this data directory sound?
 
-Every command has help of its own, with examples: escrow tx --help, escrow tx commit --help
+Every command has its own help with examples: escrow tx --help, escrow tx commit --help
 
 exit codes:
   0    fine
-  1    the command worked and found problems, or Escrow said no to a part of it
+  1    the command ran and found problems, or Escrow refused a part of it
   2    wrong usage, or an error that is explained in one line
-  3    nobody answers at that URL, or Escrow cannot serve just now
+  3    no answer at that URL, or Escrow is temporarily unavailable
   4    the token is missing, unknown, or lacks the role
   130  interrupted (Ctrl-C)
 """
@@ -143,18 +141,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """Builds the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="escrow",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"escrow {__version__}")
-    parser.add_argument("--traceback", action="store_true", help="show where an error comes from, too")
+    parser.add_argument("--traceback", action="store_true", help="also show the traceback of an error")
     parser.set_defaults(run=exits.usage_of(parser))
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
+    subparsers = parser.add_commands("commands", "COMMAND")
     for command in COMMANDS:
         command.add_parser(subparsers)
     return parser

@@ -1,7 +1,9 @@
-"""``escrow completion``: what a shell completes, made from the parsers themselves.
+"""``escrow completion``: completion scripts, generated from the parsers.
 
-A script holds the tree of commands as a table, and a function that finds, from the words so far, where in the tree the cursor is.
-Nothing is run while completing, so a key press costs no start of Python.
+A script holds the tree of commands as a table, and a function that finds the cursor's place in the tree from the
+words before it. Completing runs no Python.
+
+The client has no dependency, so the scripts are made here and not by a package such as shtab.
 """
 
 from __future__ import annotations
@@ -11,12 +13,10 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from escrow.cli import exits
-
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
+from escrow.cli.parsers import CommandParser, Commands
 
 TEACHES: Final = """\
 Prints a script that makes a shell complete escrow's commands, options and their values.
@@ -31,7 +31,7 @@ examples:
 """
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow completion``."""
     parser = exits.add_command(
         subparsers, "completion", run, summary="print a completion script for your shell", teaches=TEACHES, examples=EXAMPLES
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 # --- the tree of commands -----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option: its spellings, its sentence, and what may follow it."""
+    """An option: its spellings, its help, and its values."""
 
     flags: tuple[str, ...]
     help: str
@@ -61,7 +61,7 @@ class Option:
 
 @dataclass(slots=True)
 class Place:
-    """Where the cursor may be: behind these command words."""
+    """A place of the cursor: after these command words."""
 
     path: str
     commands: list[tuple[str, str]] = field(default_factory=list)
@@ -70,22 +70,19 @@ class Place:
     files: bool = False
 
 
-def places(parser: argparse.ArgumentParser, path: str = "") -> Iterator[Place]:
+def places(parser: CommandParser, path: str = "") -> Iterator[Place]:
     """Every place of the tree, the root first."""
-    here, below = Place(path), []
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            here.commands = [(choice.dest, _sentence(choice.help)) for choice in action._choices_actions]
-            below = [(name, sub) for name, sub in action.choices.items()]
-        elif action.option_strings:
+    here = Place(path, [(command.name, _sentence(command.summary)) for command in parser.commands])
+    for action in parser.arguments:
+        if action.option_strings:
             if action.help != argparse.SUPPRESS:
                 here.options.append(_option(action))
         else:
             here.values += [str(choice) for choice in action.choices or ()]
             here.files |= action.type is Path
     yield here
-    for name, sub in below:
-        yield from places(sub, f"{path} {name}".strip())
+    for command in parser.commands:
+        yield from places(command.parser, f"{path} {command.name}".strip())
 
 
 def _option(action: argparse.Action) -> Option:
@@ -96,7 +93,7 @@ def _option(action: argparse.Action) -> Option:
 
 
 def _sentence(text: str | None) -> str:
-    """The begin of a help text, without the signs that mean something to a shell's completion."""
+    """The start of a help text, without characters that shells treat specially."""
     begin = (text or "").replace("%%", "%").split(";")[0].split(": ")[0].split(" (")[0]
     return begin.replace("'", "").replace("[", "").replace("]", "").replace("\n", " ").strip()
 

@@ -8,23 +8,21 @@ import socket
 import sys
 from base64 import b64encode
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from escrow.api import Api
 from escrow.cli import exits, remote, times
+from escrow.cli.parsers import Commands
 from escrow.cli.render import json_line
 from escrow.messages import Delivered
 
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
-
 TEACHES: Final = f"""\
-Prints the messages of TOPIC for a consumer group and acknowledges each once it is printed. Ends when
-there is nothing more; with --follow it goes on until Ctrl-C.
+Prints the messages of TOPIC for a consumer group and acknowledges each once it is printed. Stops when
+no message is left; with --follow it continues until Ctrl-C.
 
 Members of a group share the messages: use a group of your own to see all of them without taking them
-from anybody. --no-ack gives them back at the end, so that the group gets them again (a look counts as
-an attempt, and a message that was handed out too often becomes a dead letter).
+from others. --no-ack returns them at the end, so that the group gets them again (each look counts as a
+delivery, and a message that was delivered too often becomes a dead letter).
 
 {remote.HELP}"""
 
@@ -43,7 +41,7 @@ VISIBILITY_S: Final = 60.0
 FOLLOW_WAIT_S: Final = 20.0
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow consume``."""
     parser = exits.add_command(
         subparsers, "consume", run, summary="print the messages of a topic", teaches=TEACHES, examples=EXAMPLES

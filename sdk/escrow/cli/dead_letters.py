@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from escrow.api import Api
 from escrow.cli import exits, remote, times
 from escrow.cli.consume import content
+from escrow.cli.parsers import CommandParser, Commands
 from escrow.cli.progress import Progress
 from escrow.cli.render import cell, json_line, table
 from escrow.messages import DeadLetter
-
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
 
 TEACHES: Final = f"""\
 A message that a consumer group was handed maxDeliveries times (16) without acknowledging it becomes a
@@ -35,21 +33,21 @@ examples:
 PAGE: Final = 256
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow dead-letters`` and its tools."""
     parser = exits.add_command(
         subparsers, "dead-letters", run, summary="messages that were delivered too often", teaches=TEACHES, examples=EXAMPLES
     )
     parser.set_defaults(tool=exits.usage_of(parser))
-    tools = parser.add_subparsers(title="tools", metavar="TOOL")
+    tools = parser.add_commands("tools", "TOOL")
     listing = _add_tool(tools, "list", run_list, "print a group's dead letters, oldest first")
-    listing.add_argument("--limit", metavar="N", type=exits.positive, help="at most so many (default: all)")
+    listing.add_argument("--limit", metavar="N", type=exits.positive, help="at most this many (default: all)")
     replay = _add_tool(tools, "replay", run_replay, "deliver dead letters to the group again")
     replay.add_argument("ids", metavar="ID", nargs="*", help="as list shows them; - reads them from stdin, one a line")
     replay.add_argument("--all", action="store_true", help="all of the group's")
 
 
-def _add_tool(tools: Subparsers, name: str, tool: Callable[[argparse.Namespace], int], summary: str) -> argparse.ArgumentParser:
+def _add_tool(tools: Commands, name: str, tool: Callable[[argparse.Namespace], int], summary: str) -> CommandParser:
     teaches = f"{summary[0].upper()}{summary[1:]}.\n\n{remote.HELP}"
     parser = exits.add_command(tools, name, run, summary=summary, teaches=teaches, examples=EXAMPLES)
     parser.set_defaults(tool=tool)

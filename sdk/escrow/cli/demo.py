@@ -24,26 +24,24 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import chain, cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from escrow._fetcher import Delivery
 from escrow._transport import tls_context
 from escrow.api import Api
 from escrow.barrier import Barrier
 from escrow.cli import exits, remote, times
+from escrow.cli.parsers import Commands
 from escrow.consumer import Consumer
 from escrow.errors import EscrowError
 from escrow.messages import Check, End, Message, Outcome
 from escrow.producer import Producer
 
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
-
 TEACHES: Final = f"""\
 Plays an order service against a running Escrow (escrow run, or make run): orders that are paid and
-committed, refused and rolled back, a shop that falls silent and is asked, a shop that is killed in
-the middle, one that never knows, one that is never there; and services that consume what was
-committed. It tells what happens, and where to look. Ctrl-C ends it.
+committed, refused and rolled back, a shop that sends no outcome and is asked for it, a shop that is
+killed midway, one that never knows, one that never connects; and services that consume what was
+committed. It prints what happens and where to look. Ctrl-C ends it.
 
 Its producer groups, topic and consumer groups all begin with demo-; with tokens in use it needs one
 that may produce and consume them (escrow token new demo --produce 'demo-*' --consume 'demo-*'), and
@@ -72,7 +70,7 @@ END_PATIENCE_S: Final = 10.0
 VICTIM_PATIENCE_S: Final = 30.0
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow demo``."""
     parser = exits.add_command(
         subparsers, "demo", run, summary="play producers and consumers, and tell what happens", teaches=TEACHES, examples=EXAMPLES

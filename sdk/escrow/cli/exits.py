@@ -5,25 +5,24 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+from escrow.cli.parsers import CommandParser, Commands
 
 OK = 0
 PROBLEMS = 1  # the command worked, and found something wrong (verify, clock, doctor), or Escrow said no to part of it (tx, send)
 ERROR = 2  # wrong usage (argparse's own code), or an error explained in one line
-UNREACHABLE = 3  # nobody answers at that URL, or Escrow cannot serve just now
+UNREACHABLE = 3  # no answer at that URL, or Escrow is temporarily unavailable
 DENIED = 4  # the token is missing, unknown, or lacks the role
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 
 class UsageError(Exception):
-    """What was asked for cannot be done so; the text says what to do instead."""
+    """Wrong usage; the text says what to do instead."""
 
 
-def usage_of(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
+def usage_of(parser: CommandParser) -> Callable[[argparse.Namespace], int]:
     """Returns a ``run`` that shows the parser's help: for a command that needs a subcommand and got none."""
 
     def run(_: argparse.Namespace) -> int:
@@ -34,8 +33,8 @@ def usage_of(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], 
 
 
 def add_command(
-    subparsers: Subparsers, name: str, run: Callable[[argparse.Namespace], int], *, summary: str, teaches: str, examples: str
-) -> argparse.ArgumentParser:
+    subparsers: Commands, name: str, run: Callable[[argparse.Namespace], int], *, summary: str, teaches: str, examples: str
+) -> CommandParser:
     """Declares a command, or a tool of one, with help that is shown as it was written."""
     parser = subparsers.add_parser(
         name, help=summary, description=teaches, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter

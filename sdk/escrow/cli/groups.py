@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from escrow.cli import exits, remote, times
+from escrow.cli.parsers import Commands
 from escrow.cli.progress import duration
 from escrow.cli.render import json_line, table
 
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
-
 TEACHES: Final = f"""\
-Prints every producer group: its halves in doubt, the age of the oldest, the check requests that are
-out, and its live members: who would be asked. A group with something pending and nobody live is held:
-it costs no attempt, but nothing settles it before somebody comes or retention is over.
+Prints every producer group: its halves in doubt, the age of the oldest, its unanswered check requests
+and its live members, which receive check requests. The halves of a group without live members are
+held: this costs no attempts, but they stay pending until a member connects or they expire.
 
 {remote.HELP}"""
 
 EXAMPLES: Final = f"""\
 examples:
   escrow groups
-  escrow groups --members                       who is live, and how he is asked
-  escrow groups --alone                         only groups with something pending and nobody live
+  escrow groups --members                       live members, and how each is asked
+  escrow groups --alone                         only groups with pending halves and no live member
   escrow groups --json | jq 'select(.pending > 1000)'
 
 {remote.EXIT_CODES}"""
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow groups``."""
     parser = exits.add_command(
         subparsers, "groups", run, summary="producer groups: what is pending, who is live", teaches=TEACHES, examples=EXAMPLES
     )
-    parser.add_argument("--members", action="store_true", help="a line for each live member")
+    parser.add_argument("--members", action="store_true", help="one line per live member")
     parser.add_argument(
-        "--alone", action="store_true", help="only groups with something pending and no live member; exit code 1 if any"
+        "--alone", action="store_true", help="only groups with pending halves and no live member; exit code 1 if any"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a group")
+    parser.add_argument("--json", action="store_true", help="one JSON object per group")
     remote.add_arguments(parser)
 
 
@@ -54,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     elif groups:
         print(_members(groups) if args.members else _table(groups))
     else:
-        print("no group has something pending and nobody live" if args.alone else "no producer group yet")
+        print("no group has pending halves and no live member" if args.alone else "no producer group yet")
     return exits.PROBLEMS if args.alone and groups else exits.OK
 
 

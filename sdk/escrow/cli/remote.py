@@ -11,6 +11,7 @@ from typing import Final
 from escrow._transport import tls_context
 from escrow.api import Api
 from escrow.cli import exits
+from escrow.cli.parsers import CommandParser
 from escrow.errors import BadAnswer, EscrowError, NotAllowed, Unavailable, Unreachable
 
 DEFAULT_URL: Final = "http://127.0.0.1:7480"
@@ -28,19 +29,17 @@ exit codes:
   0  fine
   1  Escrow said no to a part of it; the output tells which
   2  wrong usage, or an error that is explained in one line
-  3  nobody answers at that URL, or Escrow cannot serve just now
+  3  no answer at that URL, or Escrow is temporarily unavailable
   4  the token is missing, unknown, or lacks the role
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """--url, --token-file and --ca-file."""
-    group = parser.add_argument_group("where Escrow is")
-    group.add_argument("--url", metavar="URL", help=f"of its endpoint (default: $ESCROW_URL or {DEFAULT_URL})")
-    group.add_argument(
-        "--token-file", metavar="FILE", type=Path, help="holds the token (default: $ESCROW_TOKEN_FILE, $ESCROW_TOKEN)"
-    )
-    group.add_argument("--ca-file", metavar="FILE", help="the authority behind an https URL, if it is your own ($ESCROW_CA_FILE)")
+    add = parser.adding_to(parser.add_argument_group("where Escrow is"))
+    add("--url", metavar="URL", help=f"of its endpoint (default: $ESCROW_URL or {DEFAULT_URL})")
+    add("--token-file", metavar="FILE", type=Path, help="holds the token (default: $ESCROW_TOKEN_FILE, $ESCROW_TOKEN)")
+    add("--ca-file", metavar="FILE", help="the authority behind an https URL, if it is your own ($ESCROW_CA_FILE)")
 
 
 def connect(args: argparse.Namespace, *, timeout_s: float = TIMEOUT_S) -> Api:
@@ -50,7 +49,7 @@ def connect(args: argparse.Namespace, *, timeout_s: float = TIMEOUT_S) -> Api:
         tls = tls_context(ca_file=ca_file) if ca_file else None
         return Api(url, token=token_of(args), tls=tls, timeout_s=timeout_s, retry_for_s=RETRY_FOR_S)
     except ssl.SSLError as error:
-        raise exits.UsageError(f"{ca_file}: holds no certificate (PEM) that could be read: {error.reason}") from error
+        raise exits.UsageError(f"{ca_file}: contains no readable certificate (PEM): {error.reason}") from error
     except ValueError as error:
         raise exits.UsageError(str(error)) from error
 

@@ -8,23 +8,21 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from escrow.api import Api
 from escrow.cli import exits, remote
+from escrow.cli.parsers import Commands
 from escrow.cli.progress import Progress
 from escrow.cli.render import json_line
 from escrow.messages import End, EndAnswer, Half, Message, Outcome, Position
 
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
-
 TEACHES: Final = f"""\
-Sends one message to TOPIC: BODY, or the content of --file (- is stdin). With --lines every line is a
-message of its own; they go in batches, all of a batch or none.
+Sends one message to TOPIC: BODY, or the content of --file (- is stdin). With --lines each line is a
+message; they are sent in batches, and each batch is stored completely or not at all.
 
-An ordinary message is visible at once. With --half it is a half: stored, durable, and visible to
-nobody until it ends. Its transaction id is printed; end it with --then, with escrow tx commit ID, or
+An ordinary message is visible at once. With --half it is a half: stored durably, and not visible
+until it is committed. Its transaction id is printed; end it with --then, with escrow tx commit ID, or
 let Escrow ask the producer group.
 
 {remote.HELP}"""
@@ -45,7 +43,7 @@ BATCH_MESSAGES: Final = 500
 BATCH_BYTES: Final = 4 << 20
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow send``."""
     parser = exits.add_command(
         subparsers, "send", run, summary="send a message, a half, or many of them", teaches=TEACHES, examples=EXAMPLES

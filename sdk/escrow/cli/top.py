@@ -13,17 +13,15 @@ import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from escrow.api import Api
 from escrow.cli import exits, remote, times, topics
 from escrow.cli.groups import oldest
+from escrow.cli.parsers import Commands
 from escrow.cli.progress import duration
 from escrow.cli.render import cell, json_line, table
 from escrow.errors import EscrowError, NotAllowed
-
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
 
 TEACHES: Final = f"""\
 Shows what moves: rates of the last minutes, what is in doubt and for how long, producer groups,
@@ -51,7 +49,7 @@ _LEAVE: Final = "\033[?25h\033[?1049l"
 _BOLD, _DIM, _RED, _PLAIN = "\033[1m", "\033[2m", "\033[31;1m", "\033[0m"
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow top``."""
     parser = exits.add_command(
         subparsers, "top", run, summary="a live view of a running Escrow", teaches=TEACHES, examples=EXAMPLES

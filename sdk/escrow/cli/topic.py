@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from escrow.cli import exits, remote
+from escrow.cli.parsers import Commands
 from escrow.cli.render import json_line
 
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
-
 TEACHES: Final = f"""\
-Makes topics. Mostly nobody needs it: the first message makes its topic. Where autoCreateTopics is
-false only this makes them, and it may use the numbers that topicsReserved keeps back. A topic keeps
-its number of queues for ever. What is made goes to the audit log.
+Creates topics. This is rarely needed: the first message to a topic creates it. If autoCreateTopics is
+false, only this command creates topics, and it may use the numbers that topicsReserved keeps free. The
+number of queues of a topic cannot be changed later. The audit log records what is created.
 
 {remote.HELP}"""
 
@@ -28,15 +26,15 @@ examples:
 {remote.EXIT_CODES}"""
 
 REMOVE_TEACHES: Final = f"""\
-Removes topics that nobody uses: all their messages have aged out (fileReservedTime) or none was ever
-released, and no half for them is in doubt or discarded. Any other topic stays, and the answer says
-what is in the way. The name is free at once: the next message for it makes a new topic. What consumer
-groups did in it is forgotten, and it counts no more for the token that made it. A store numbers
-32,768 topics; the number of a removed one can be given again when retention has passed the removal
-in the commit log. The first removal makes the store one of format 2: releases before it refuse it.
+Removes unused topics: all their messages have expired (fileReservedTime) or none was ever
+released, and no half for them is in doubt or discarded. Any other topic stays, and the answer
+says why. The name is free at once: the next message for it creates a new topic. The positions of
+consumer groups are forgotten, and the topic no longer counts for the token that created it. A store numbers
+32,768 topics; the number of a removed one can be used again when retention has passed the removal in
+the commit log. The first removal changes the store to format 2, which earlier releases refuse.
 
-Name topics, or say --unused for all that nobody uses: first it tells how many, and wants a
-confirmation; --yes confirms for a script. What is removed goes to the audit log.
+Name topics, or use --unused for all unused topics: the command prints their number and asks for
+confirmation; --yes skips that. The audit log records what is removed.
 
 {remote.HELP}"""
 
@@ -53,26 +51,26 @@ REMOVE_S: Final = 300.0
 SHOWN: Final = 20
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow topic`` and its tools."""
-    summary = "make and remove topics"
+    summary = "create and remove topics"
     parser = exits.add_command(subparsers, "topic", run, summary=summary, teaches=TEACHES, examples=EXAMPLES)
     parser.set_defaults(tool=exits.usage_of(parser))
-    tools = parser.add_subparsers(title="tools", metavar="TOOL")
-    create = exits.add_command(tools, "create", run, summary="make a topic", teaches=TEACHES, examples=EXAMPLES)
+    tools = parser.add_commands("tools", "TOOL")
+    create = exits.add_command(tools, "create", run, summary="create a topic", teaches=TEACHES, examples=EXAMPLES)
     create.set_defaults(tool=run_create)
     create.add_argument("topic", metavar="TOPIC", help="its name")
     create.add_argument("--queues", metavar="N", type=exits.positive, help="how many queues, at most 64 (default: queuesPerTopic)")
     create.add_argument("--json", action="store_true", help="one JSON object")
     remote.add_arguments(create)
     remove = exits.add_command(
-        tools, "remove", run, summary="remove topics that nobody uses", teaches=REMOVE_TEACHES, examples=REMOVE_EXAMPLES
+        tools, "remove", run, summary="remove unused topics", teaches=REMOVE_TEACHES, examples=REMOVE_EXAMPLES
     )
     remove.set_defaults(tool=run_remove)
     remove.add_argument("topics", metavar="TOPIC", nargs="*", help="their names")
-    remove.add_argument("--unused", action="store_true", help="all that nobody uses")
-    remove.add_argument("--made-by", metavar="TOKEN", help="with --unused: only those that this token made")
-    remove.add_argument("--dry-run", action="store_true", help="only tell what would be removed")
+    remove.add_argument("--unused", action="store_true", help="all unused topics")
+    remove.add_argument("--made-by", metavar="TOKEN", help="with --unused: only those that this token created")
+    remove.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
     remove.add_argument("--yes", "-y", action="store_true", help="do not ask for a confirmation")
     remove.add_argument("--json", action="store_true", help="one JSON object")
     remote.add_arguments(remove)
@@ -99,7 +97,7 @@ def run_create(args: argparse.Namespace) -> int:
 def run_remove(args: argparse.Namespace) -> int:
     """Removes topics: those that are named, or all unused ones after a dry run and a confirmation."""
     if bool(args.topics) == args.unused:
-        raise exits.UsageError("name topics, or say --unused for all that nobody uses; one of the two")
+        raise exits.UsageError("name topics, or use --unused; not both")
     if args.made_by is not None and not args.unused:
         raise exits.UsageError("--made-by goes with --unused: all unused topics that this token made")
     with remote.connect(args, timeout_s=REMOVE_S) as api:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from escrow.cli import exits, remote
+from escrow.cli.parsers import Commands
 from escrow.cli.render import json_line, table
 
-if TYPE_CHECKING:
-    from escrow.cli.exits import Subparsers
-
 TEACHES: Final = f"""\
-Prints every topic with its queues and messages, and a line for each of its consumer groups: how many
-messages it has not finished (lag), how many are in its hands, how many became dead letters.
+Prints every topic with its queues and messages, and one line per consumer group: messages not yet
+acknowledged (lag), messages being processed, and dead letters.
 
 {remote.HELP}"""
 
@@ -27,7 +25,7 @@ examples:
 {remote.EXIT_CODES}"""
 
 
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow topics``."""
     parser = exits.add_command(
         subparsers, "topics", run, summary="topics, and how far consumers have read", teaches=TEACHES, examples=EXAMPLES

@@ -92,7 +92,7 @@ def test_the_oldest_version(tmp_path, authority, pair):
     ((_, version),) = meet(server_context(served_by(pair, tmp_path)), old)
     assert version == "TLSv1.2"
     assert meet(server_context(served_by(pair, tmp_path, "tlsMinVersion=1.3")), old) == ["refused"]
-    with pytest.raises(SettingsError, match="older versions are broken"):
+    with pytest.raises(SettingsError, match="older versions are insecure"):
         settings_of(tmp_path, "tlsMinVersion=1.1")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 
-from runtime.commands.checkup import Finding, Level
+from runtime.commands.checkup.finding import Finding, Level
 from runtime.settings import Settings
 
 
