@@ -94,6 +94,8 @@ class PublishedPage:
         finally:
             disk.close_file(fd)
         if writable:
+            if int(self._slots[0]) not in (0, magic):
+                self._slots[:] = 0  # another file was put here: nothing in it is an end of this store
             self._slots[0] = magic
             self._slots[_STOPS.get(magic, len(self._slots)) :] = 0  # damage, or told by a later release: nobody here tells it
         elif int(self._slots[0]) != magic:
