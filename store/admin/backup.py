@@ -109,7 +109,8 @@ class _Noted:
         self.copied_end = self.log_end if checkpoint.get("clean") else None
         self.positions = {int(key): int(following) for key, following in checkpoint.get("positions", [])}
         for key, end in settled_ends(directory).items():
-            if is_place(key, end):  # or a damaged catalogue says so
+            # Or a damaged catalogue says so: an op gives one place.
+            if is_place(key, end) and end <= self.positions.get(key, 0) + self.op_end:
                 self.positions[key] = max(self.positions.get(key, 0), end)
 
 

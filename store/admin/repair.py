@@ -13,6 +13,7 @@ from store.edge import journal_heads
 from store.edge.recovery import CHECKPOINT
 from store.errors import Corrupt
 from store.io import disk, journal
+from store.io.journal_marks import MarkWriter
 
 KEPT_IN: Final = "lost+found"
 
@@ -45,5 +46,6 @@ def _mend(root: Path, name: str, problem: Corrupt) -> dict[str, Any]:
         number = next(n for n in range(1 << 20) if not (root / KEPT_IN / f"{name}.{n}").exists())
         disk.replace_file(root / KEPT_IN / f"{name}.{number}", found.content, "repair")
         told["original"] = str(root / KEPT_IN / f"{name}.{number}")
+    MarkWriter(root, journal_heads.TRUTH[name]).clear()
     disk.replace_file(path, journal.encode_all(found.payloads), name)
     return told

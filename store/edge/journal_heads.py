@@ -2,7 +2,8 @@
 
 `journals` in edge.checkpoint: {name: [size_bytes, CRC of them] or null}. The dictionary only grows and is flushed with each name,
 so its size is noted at every checkpoint. Consumers and audit have other owners, and consumers is written anew now and then: null
-says that the file is there; size and CRC are noted when the edge closes in order. Checkpoints of earlier releases have no such key.
+says that the file is there; size and CRC are noted when the edge closes in order, and their writers mark in the page how far each
+flush reached (`journal_marks.py`): that counts after a kill. Checkpoints of earlier releases have no such key.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from store.tables import audit, consumers
 from store.tables import names as dictionary
 
 #: Those that nothing can tell again.
-TRUTH: Final = (consumers.NAME, audit.NAME)
+TRUTH: Final = {consumers.NAME: consumers.MARK_SLOT, audit.NAME: audit.MARK_SLOT}
 KEY: Final = "journals"
 CHECKPOINT: Final = "edge.checkpoint"
 #: Every edge.checkpoint has these.
@@ -45,11 +46,13 @@ def problems(root: Path, checkpoint: dict[str, Any] | None) -> dict[str, Corrupt
     """By name: journals that are not what they were, and that nothing can tell again."""
     noted = (checkpoint or {}).get(KEY) or {}
     found = {}
-    for name in TRUTH:
+    for name, slot in TRUTH.items():
         path, extent = root / name, noted.get(name)
-        survey = journal.survey(path, extent[0] if extent else 0)
+        survey, problem = journal.survey_marked(path, slot, extent[0] if extent else 0)
         if name in noted and not path.exists():
             found[name] = _problem(path, 0, "is missing")
+        elif problem:
+            found[name] = _problem(path, min(survey.end, survey.size_bytes), problem)
         elif survey.damaged:
             found[name] = _problem(path, survey.end, "damaged or cut off here: nothing is cut")
         elif extent and survey.crc(extent[0]) != extent[1]:
@@ -77,4 +80,4 @@ def check_one(root: Path, name: str) -> None:
 
 
 def _problem(path: Path, offset: int, what: str) -> Corrupt:
-    return Corrupt(path, offset, f"{what}. Put it back from a backup, or go on with what is left of it (escrow store repair)")
+    return Corrupt(path, offset, f"{what}. {journal.REMEDY}")

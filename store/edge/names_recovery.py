@@ -56,7 +56,11 @@ def why_doubted(directory: StoreDirectory, checkpoint: dict[str, Any] | None) ->
         return f"{path}: damaged or cut off at byte {found.end}"
     if size_bytes and found.crc(size_bytes) != crc:
         return f"{path}: is not the file that was here"
-    topics = 1 + max((dictionary.decode(each).number for each in found.payloads if each[0] == NameKind.TOPIC), default=-1)
+    try:
+        records = [dictionary.decode(each) for each in found.payloads]
+    except ValueError as error:
+        return f"{path}: holds what is no record of a name ({error}): another file was put here"
+    topics = 1 + max((record.number for record in records if record.kind == NameKind.TOPIC), default=-1)
     if any(topic_of_key(int(key))[0] >= topics for key, _ in state.get("positions", [])):
         return f"{path}: has {topics} topics, and places were given in more: an older copy was put here"
     return ""
@@ -113,7 +117,10 @@ class _Gathered:
 
     def from_records(self) -> None:
         for at, payload in enumerate(journal.survey(self.directory.root / NAME).payloads):
-            record = dictionary.decode(payload)
+            try:
+                record = dictionary.decode(payload)
+            except ValueError:  # another file was put here
+                continue
             if record.kind == NameKind.MAKER:
                 self.makers[record.queues, record.number] = payload
             elif record.name == stand_in(record.number):

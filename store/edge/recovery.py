@@ -61,7 +61,9 @@ def recover(edge: EdgeStore, progress: Progress) -> EdgeRecovery:
         recovery.damage.append((0, 0, f"{edge.log.file.directory}: a file was cut off; what lay there reads as damage"))
     # 1
     state = _read_checkpoint(edge, recovery)
-    start, published = int(state["log_end"]), max(edge.page[EdgeSlot.LOG_END], int(state.get("durable_end", 0)))
+    # The page tells its end twice: one flipped bit must not make the log end inside a frame.
+    told = max(edge.page[EdgeSlot.LOG_END], edge.page[EdgeSlot.VISIBLE_END])
+    start, published = int(state["log_end"]), max(told, int(state.get("durable_end", 0)))
     edge.half_end, edge.op_end = int(state["half_end"]), int(state["op_end"])
     edge.next_offset = {int(key): int(value) for key, value in state["positions"]}
     # The page is raised after the checkpoint has noted it: only where there is none does it know more.
@@ -120,15 +122,19 @@ def _queue_doubt(edge: EdgeStore, queue: ConsumeQueue, end: int, begin: int) -> 
         return f"{file.directory}: a file was cut off"
     for start in file.starts():
         number = start // width
-        if begin <= number < end and not _leads_home(edge, *queue.entry(number)[:2], number):
+        if begin <= number < end and not _leads_home(edge, queue, number):
             return f"{file.directory}: entry {number} leads to the frame of another one"
     return ""
 
 
-def _leads_home(edge: EdgeStore, at: int, size: int, number: int) -> bool:
+def _leads_home(edge: EdgeStore, queue: ConsumeQueue, number: int) -> bool:
     """Whether an entry leads to its own frame. Where it leads to none that is whole, whoever reads it is told."""
+    at, size, _ = queue.entry(number)
     try:
-        return not size or edge.log.read(at, size).queue_offset == number
+        if not size:
+            return True
+        frame = edge.log.read(at, size)
+        return frame.queue_offset == number and (frame.kind == FrameKind.HALF) == (queue is edge.half_queue)
     except (Corrupt, IndexError, ValueError):
         return True
 
@@ -149,11 +155,17 @@ def settled_ends(directory: StoreDirectory) -> dict[int, int]:
     return ends
 
 
-def _respect_settled(edge: EdgeStore) -> None:
+def _respect_settled(edge: EdgeStore, recovery: EdgeRecovery) -> None:
     """No place that is settled is given out again: the op that took it may be damaged, or, without a checkpoint, gone with
     retention."""
     for key, end in settled_ends(edge.directory).items():
-        edge.next_offset[key] = max(edge.next_offset.get(key, 0), end)
+        before = edge.next_offset.get(key, 0)
+        # An op gives one place, and a lost op is passed over in each queue: more than that no catalogue can tell, unless damaged.
+        if key >= 0 and end <= before + edge.op_end:
+            edge.next_offset[key] = max(before, end)
+        else:
+            reason = f"{edge.directory.transaction}: a catalogue ends queue {key} at {end}, of {edge.op_end} ops; passed over"
+            recovery.damage.append((0, 0, reason))
 
 
 def _replay(edge: EdgeStore, start: int, durable: int, recovery: EdgeRecovery, progress: Progress) -> None:
@@ -188,7 +200,7 @@ def _replay(edge: EdgeStore, start: int, durable: int, recovery: EdgeRecovery, p
             replay.frame(at, size)
         watch(batch.end)
     replay.finish()
-    _respect_settled(edge)
+    _respect_settled(edge, recovery)
     recovery.frames_replayed = replay.frames
 
 
@@ -347,6 +359,10 @@ class _Replay:
         """A lost op may have been a commit, and a consumer may have read at the place that it named: no place may be given
         again. Which queue it was is not known for certain, so each passes over as many as were lost."""
         places = self._edge.next_offset
+        if self._lost_ops:  # also in queues of which nothing else is left
+            for topic_no, queues in enumerate(self._edge.dictionary.queues):
+                for queue_id in range(queues):
+                    places.setdefault(topic_no << QUEUE_ID_BITS | queue_id, 0)
         for op_offset in (number for lost in self._lost_ops for number in lost):
             half_offset = self._edge.op_queue.entry(op_offset)[2]
             if 0 <= half_offset < self._edge.half_end:

@@ -9,7 +9,8 @@ The journal ends at the first record that is not whole and valid. Behind it lies
 opens; or damage, which nobody may cut. `survey` tells them apart. A valid record behind the first invalid bytes was written after
 them, and a record's own CRC, which knows its place, makes that certain. The exception is a power failure before a flush: it may
 keep a later sector and lose an earlier one, whose new part then reads as zeros. What was flushed (`flushed_bytes`) is never a
-torn tail.
+torn tail. A journal with a `mark_slot` notes after each flush how far it reaches (`journal_marks.py`), so that after a kill a lost
+tail is told from a torn one.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from pathlib import Path
 from typing import Final
 
 from store.errors import Corrupt, FlushFailed, StoreUnusable
-from store.io import disk
+from store.io import disk, journal_marks
+from store.io.journal_marks import Mark, MarkWriter
 
 HEAD: Final = struct.Struct("<II")
 assert HEAD.size == 8
 PAYLOAD_MAX_BYTES: Final = 1 << 24
 SECTOR_BYTES: Final = 512
 _ZERO_SECTOR: Final = bytes(SECTOR_BYTES)
+#: What to do with a journal that nothing can tell again.
+REMEDY: Final = "Put back the file as it was, or go on with what is left of it (escrow store repair)"
 
 
 def encode(payload: bytes, offset: int) -> bytes:
@@ -91,6 +95,23 @@ def survey(path: Path, flushed_bytes: int = 0) -> Survey:
     return Survey(payloads, end, len(content), damaged or end < flushed_bytes, content)
 
 
+def survey_marked(path: Path, slot: int, flushed_bytes: int = 0) -> tuple[Survey, str]:
+    """A survey, and why the file is not the one that its mark speaks of; "" where it is. Its writer may run."""
+    mark = journal_marks.read(path.parent, slot)
+    found = survey(path, max(flushed_bytes, mark.end if mark else 0))
+    if mark is None:
+        return found, ""
+    problem = ""
+    if found.end < mark.end:
+        problem = f"{mark.end} bytes were flushed ({journal_marks.PAGE}), of which {found.end} are left: damaged, or cut off"
+    elif found.crc(mark.end) != mark.crc:
+        problem = f"its first {mark.end} bytes are not those that were flushed ({journal_marks.PAGE}): an older or another file"
+    # Replaced meanwhile: the mark goes before the file does.
+    if problem and journal_marks.read(path.parent, slot) != mark:
+        return survey_marked(path, slot, flushed_bytes)
+    return found, problem
+
+
 def read(path: Path) -> bytes:
     """The whole file; nothing where there is none."""
     try:
@@ -124,7 +145,7 @@ def _has_lost_sector(content: bytes, first: int, stop: int) -> bool:
 class Journal:
     """Append and read. A reader calls `read_new` again to see what came since."""
 
-    def __init__(self, path: Path, point: str, *, writable: bool = False) -> None:
+    def __init__(self, path: Path, point: str, *, writable: bool = False, mark_slot: int | None = None) -> None:
         self.path, self.point, self.end = path, point, 0
         #: CRC of all bytes before `end`.
         self.crc = 0
@@ -132,6 +153,9 @@ class Journal:
         self.began_anew = False
         self._fd = -1
         self._failure: StoreUnusable | None = None
+        #: `end` and `crc` in one piece: the thread that flushes reads them while another one writes.
+        self._written = Mark(0, 0)
+        self._mark_slot, self._marks = mark_slot, MarkWriter(path.parent, mark_slot) if writable and mark_slot else None
         if writable:
             if not path.exists():
                 disk.replace_file(path, b"", point)
@@ -139,10 +163,13 @@ class Journal:
 
     def recover(self) -> list[bytes]:
         """Writer: all payloads; a torn tail behind the last valid record is cut off. Corrupt where it is damage instead."""
-        found = survey(self.path)
+        found, problem = survey_marked(self.path, self._mark_slot) if self._mark_slot else (survey(self.path), "")
+        if problem:
+            raise Corrupt(self.path, min(found.end, found.size_bytes), f"{problem}. {REMEDY}")
         if found.damaged:
             raise damage(self.path, found.end)
-        payloads, self.end, self.crc = found.payloads, found.end, found.crc(found.end)
+        payloads = found.payloads
+        self._reach(Mark(found.end, found.crc(found.end)))
         if payloads:
             # The last record's writer may have died before its flush, or of a failed one: write it again.
             last = self.end - HEAD.size - len(payloads[-1])
@@ -152,6 +179,7 @@ class Journal:
             with disk.step(f"{self.point}.cut", self.path):
                 os.ftruncate(self._fd, self.end)
                 os.fsync(self._fd)
+        self._note_flushed(self._written)
         return payloads
 
     def read_new(self) -> list[bytes]:
@@ -184,15 +212,23 @@ class Journal:
 
     def append(self, payloads: Sequence[bytes]) -> None:
         """Append records and make them durable."""
-        end, crc = self._write(payloads)
-        self.flush()
-        self.end, self.crc = end, crc
+        written = self._write(payloads)
+        self._flush()
+        self._reach(written)
+        self._note_flushed(written)
 
     def write(self, payloads: Sequence[bytes]) -> None:
         """Append records without making them durable: they survive the process, not the machine, until the next `flush`."""
-        self.end, self.crc = self._write(payloads)
+        self._reach(self._write(payloads))
 
-    def _write(self, payloads: Sequence[bytes]) -> tuple[int, int]:
+    def _reach(self, written: Mark) -> None:
+        self.end, self.crc = self._written = written
+
+    def _note_flushed(self, flushed: Mark) -> None:
+        if self._marks is not None:
+            self._marks.note(flushed)
+
+    def _write(self, payloads: Sequence[bytes]) -> Mark:
         if self._failure is not None:
             raise FlushFailed(f"refused since an earlier failure: {self._failure}") from self._failure
         data = bytearray()
@@ -203,7 +239,7 @@ class Journal:
         except StoreUnusable:
             self._take_back()
             raise
-        return self.end + len(data), zlib.crc32(data, self.crc)
+        return Mark(self.end + len(data), zlib.crc32(data, self.crc))
 
     def _take_back(self) -> None:
         """The disk cut a write short. Whole records of it must not stay behind `end`: a later, shorter write would leave them
@@ -217,6 +253,11 @@ class Journal:
 
     def flush(self) -> None:
         """Make all that was written durable. A failed flush is never tried again: a second one would prove nothing."""
+        written = self._written  # before the flush: what comes meanwhile may not be covered
+        self._flush()
+        self._note_flushed(written)
+
+    def _flush(self) -> None:
         try:
             disk.flush(self._fd, self.point, self.path)
         except FlushFailed as error:
@@ -226,6 +267,8 @@ class Journal:
     def replace(self, payloads: Sequence[bytes]) -> None:
         """Write the journal anew with these records (compaction)."""
         data = encode_all(payloads)
+        if self._marks is not None:
+            self._marks.clear()
         try:
             disk.replace_file(self.path, data, self.point)
         except StoreUnusable as error:
@@ -236,7 +279,9 @@ class Journal:
             raise FlushFailed(f"{error}; reopen the store to find out what is durable") from error
         # Closed once, whatever comes: a number closed twice may be somebody else's file by then.
         self.close()
-        self._fd, self.end, self.crc = disk.open_file(self.path, True), len(data), zlib.crc32(data)
+        self._fd = disk.open_file(self.path, True)
+        self._reach(Mark(len(data), zlib.crc32(data)))
+        self._note_flushed(self._written)
 
     def close(self) -> None:
         if self._fd >= 0:

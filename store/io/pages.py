@@ -13,10 +13,10 @@ aligned 8-byte word. Slot 0 holds the magic. A writer changes a slot only after 
     7 op_end         read before half_end           7 check_end
     8 heartbeat_ms                                  8 proposal_end
     9 visible_end    log_end, published last        9 discard_end
-                                                   10 quarantine_end
-                                                   11 log_low_water    the edge may delete the log before it
-                                                   12 half_low_water   halves before it are gone
-                                                   13 op_low_water
+   10 consumers_end  flushed end of `consumers`    10 quarantine_end
+   11 consumers_seal see journal_marks.py          11 log_low_water    the edge may delete the log before it
+   12 audit_end      flushed end of `audit`        12 half_low_water   halves before it are gone
+   13 audit_seal                                   13 op_low_water
                                                    14 now_ms           of the last settled batch
                                                    15 heartbeat_ms
                                                    16 row_begin        first row of the state table
@@ -29,7 +29,7 @@ aligned 8-byte word. Slot 0 holds the magic. A writer changes a slot only after 
 Order matters in two places. An op's half is visible whenever the op is: the writer publishes half_end first, a reader reads op_end
 first. And whoever must know of every half and op in a part of the log (retention) reads visible_end first and half_end and op_end
 after it: log_end, which is published before them, may speak of records that they do not yet show.
-Volatile: each side writes its page anew when it opens.
+Volatile: each side writes its page anew when it opens, but for the marks of journals (10 to 13), which their writers keep.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ JOB_MAGIC: Final = 0x4A_4F_42_E5C0
 
 class EdgeSlot:
     EPOCH, LOG_BEGIN, LOG_END, HALF_BEGIN, HALF_END, OP_BEGIN, OP_END, HEARTBEAT_MS, VISIBLE_END = range(1, 10)
+    CONSUMERS_END, CONSUMERS_SEAL, AUDIT_END, AUDIT_SEAL = range(10, 14)
 
 
 class JobSlot:
@@ -78,7 +79,7 @@ class JobSlot:
 
 
 #: Slots from here on are unused.
-_STOPS: Final = {EDGE_MAGIC: EdgeSlot.VISIBLE_END + 1, JOB_MAGIC: JobSlot.NO_ROOM_SINCE_MS + 1}
+_STOPS: Final = {EDGE_MAGIC: EdgeSlot.AUDIT_SEAL + 1, JOB_MAGIC: JobSlot.NO_ROOM_SINCE_MS + 1}
 
 
 class PublishedPage:
@@ -93,6 +94,8 @@ class PublishedPage:
         finally:
             disk.close_file(fd)
         if writable:
+            if int(self._slots[0]) not in (0, magic):
+                self._slots[:] = 0  # another file was put here: nothing in it is an end of this store
             self._slots[0] = magic
             self._slots[_STOPS.get(magic, len(self._slots)) :] = 0  # damage, or told by a later release: nobody here tells it
         elif int(self._slots[0]) != magic:

@@ -252,7 +252,8 @@ def list_segments(directory: Path | str, segment_bytes: int) -> list[int]:
         # A long directory is listed in several calls: files that are removed between them look like a gap once, not twice.
         starts, missing = _list(directory, segment_bytes)
     if missing is not None:
-        raise Corrupt(Path(directory, segment_name(missing)), 0, "segment missing between its neighbours")
+        reason = "segment missing between its neighbours. Put the file back, or restore a backup (escrow store restore)"
+        raise Corrupt(Path(directory, segment_name(missing)), 0, reason)
     return starts
 
 

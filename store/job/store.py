@@ -619,6 +619,8 @@ class JobStore:
             self._open_generation(int(state["generation"]), marker, Ledger.from_dict(self.directory.geometry, state["ledger"]))
             if marker.half_cursor > self.table.allocated:
                 return f"the state table ends at row {self.table.allocated}, before the cursor {marker.half_cursor}"
+            if self.table.file.is_cut_off():  # before a file is opened, which fills it with zeros
+                return f"{self.table.file.directory}: a file was cut off"
             if start > self.redo.file.end:
                 return f"the redo log's files end at {self.redo.file.end}, before {start}"
             noted = {int(key): (int(begin), int(end)) for key, begin, end in state.get("queues", [])}

@@ -26,9 +26,12 @@ from typing import Any, Final, NamedTuple
 
 from store.errors import Corrupt
 from store.io.journal import HEAD, Journal
+from store.io.pages import EdgeSlot
 from store.tables.frames import SYSTEM_PREFIX
 
 NAME: Final = "audit"
+#: Where the page says how far it was flushed.
+MARK_SLOT: Final = EdgeSlot.AUDIT_END
 #: Ids of one action that are written down; `matched` says how many there were.
 IDS_MAX: Final = 100
 ANCHOR_TOPIC: Final = f"{SYSTEM_PREFIX}audit"
@@ -77,7 +80,7 @@ class Audit:
     """Append and read. Records are numbered from 0 on; in memory is only where each begins."""
 
     def __init__(self, path: Path, *, writable: bool = False) -> None:
-        self._journal = Journal(path, NAME, writable=writable)
+        self._journal = Journal(path, NAME, writable=writable, mark_slot=MARK_SLOT)
         self._forget()
         self._note(self._journal.recover() if writable else self._journal.read_new())
 

@@ -26,8 +26,11 @@ from typing import Final
 
 from store.errors import Corrupt
 from store.io.journal import Journal
+from store.io.pages import EdgeSlot
 
 NAME: Final = "consumers"
+#: Where the page says how far it was flushed.
+MARK_SLOT: Final = EdgeSlot.CONSUMERS_END
 RECORD: Final = struct.Struct("<BBHiqqq")
 assert RECORD.size == 32
 COMPACT_FROM: Final = 65_536
@@ -82,7 +85,7 @@ class Consumers:
     """Progress of every group in every queue."""
 
     def __init__(self, path: Path, *, writable: bool = False) -> None:
-        self._journal = Journal(path, NAME, writable=writable)
+        self._journal = Journal(path, NAME, writable=writable, mark_slot=MARK_SLOT)
         self.progress: dict[tuple[int, int], Progress] = {}
         #: Whether a topic number (of a queue key) is in this edition and its topic is there; what was noted of others goes.
         self.is_there: Callable[[int, int], bool] = lambda _queue_key, _edition: True

@@ -26,7 +26,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from store.errors import IllegalName, InvalidRecord
+from store.errors import Corrupt, IllegalName, InvalidRecord
 from store.io.journal import Journal
 from store.records import QUEUES_PER_TOPIC_MAX, TOPIC_NO_MAX
 from store.tables.frames import LOST_PREFIX, check_name
@@ -75,10 +75,14 @@ def encode(kind: NameKind, queues: int, number: int, name: str, edition: int = 0
 
 
 def decode(payload: bytes) -> NameRecord:
-    kind, queues, edition, number = RECORD.unpack_from(payload)
-    place, at = 0, RECORD.size
-    if kind == NameKind.REMOVED:
-        (place,), at = PLACE.unpack_from(payload, at), at + PLACE.size
+    """ValueError where it is no record of a dictionary."""
+    try:
+        kind, queues, edition, number = RECORD.unpack_from(payload)
+        place, at = 0, RECORD.size
+        if kind == NameKind.REMOVED:
+            (place,), at = PLACE.unpack_from(payload, at), at + PLACE.size
+    except struct.error as error:
+        raise ValueError(f"{len(payload)} bytes are no record of a name") from error
     return NameRecord(kind, queues, edition, number, payload[at:].decode(), place)
 
 
@@ -122,7 +126,11 @@ class Dictionary:
             self._learn(payload)
 
     def _learn(self, payload: bytes) -> None:
-        record = decode(payload)
+        try:
+            record = decode(payload)
+        except ValueError as error:
+            reason = f"not a record of a name ({error}): another file was put here. Open the edge: it makes the dictionary anew"
+            raise Corrupt(self._journal.path, 0, reason) from error
         kind, number, name = record.kind, record.number, record.name
         if kind == NameKind.GROUP and number == len(self.groups):
             if name != stand_in(number):

@@ -644,6 +644,8 @@ class EdgeSide(EdgeFiles):
     def _check_ends(self) -> None:
         """The ends table against the replay of the op log, and the rows' states against it up to the op cursor."""
         count = len(self.byte)
+        if count and not self.ends.starts:  # also where no half has ended: its zeros are missed
+            self.ends.add(self.half_begin, "missing: there are halves, and no file of their ends")
         found = self.ends.read(self.half_begin, count).copy()
         seen = (self.half_key != _UNSEEN) | self.ended
         rows = self._row_states()

@@ -16,10 +16,10 @@ from store.incarnations import INCARNATIONS, Lineage
 from store.inspect.verify.edge import EdgeSide, check_journal
 from store.inspect.verify.files import Findings, SegmentFiles, first_nonzero, list_directory, map_bytes
 from store.inspect.verify.job import JobSide
-from store.io import disk
+from store.io import disk, journal, journal_marks
 from store.io.segments import NAME_DIGITS
 from store.records import ENTRY
-from store.tables import dedup, frames
+from store.tables import audit, consumers, dedup, frames
 from store.tables.audit import AuditRecord, hash_of
 from store.tables.consumers import ConsumerKind, decode
 from store.tables.dedup import SLOT, SLOT_DTYPE, digest_of
@@ -35,6 +35,8 @@ _DEDUP_KEY: Final = frames.PropertyFinder(frames.DEDUP_KEY)
 def check_small_files(directory: StoreDirectory, edge: EdgeSide, job: JobSide, findings: Findings, quick: bool) -> None:
     """All of them; each may be missing."""
     root = directory.root
+    for path, slot in ((root / consumers.NAME, consumers.MARK_SLOT), (root / audit.NAME, audit.MARK_SLOT)):
+        _check_mark(path, slot, edge, findings)
     _check_cursors(root / "edge.cursors", job, findings)
     _check_consumers(root / "consumers", edge, findings)
     _check_audit(root / "audit", edge, findings)
@@ -42,6 +44,16 @@ def check_small_files(directory: StoreDirectory, edge: EdgeSide, job: JobSide, f
     _check_dedup(root / "dedup", edge, findings, quick)
     _check_round(root / "job.round", findings)
     _check_lineage(directory, edge, findings)
+
+
+def _check_mark(path: Path, slot: int, edge: EdgeSide, findings: Findings) -> None:
+    """A journal against what the page says of its last flush."""
+    survey, problem = journal.survey_marked(path, slot)
+    if problem:
+        findings.add(path, min(survey.end, survey.size_bytes), problem)
+    end, seal = (int(value) for value in edge.page[slot : slot + 2])
+    if edge.clean and (end or seal) and journal_marks.decode(end, seal) is None:
+        findings.add(edge.page_path, slot * 8, f"the mark of {path.name}: its seal does not fit")
 
 
 def _check_lineage(directory: StoreDirectory, edge: EdgeSide, findings: Findings) -> None:
