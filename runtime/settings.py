@@ -1043,7 +1043,7 @@ def _check_kafka(value: Mapping[str, Any], blame: Callable[..., str]) -> list[st
     return problems
 
 
-#: Head and properties of a frame have their room beside the body (store.edge.store has the same figures).
+#: Head and properties of a frame have their room beside the body (store.edge.encode has the same figures).
 _FRAME_ROOM_BYTES: Final = 120 + (32 << 10)
 
 

@@ -19,17 +19,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from store.edge.store import EdgeStore
 from store.read.readers import LogReader
 from store.records import QUEUE_ID_BITS, State
 from store.tables.frames import MAGIC, SYSTEM_PREFIX, FrameKind
 from store.tables.queue_extents import Catalogue
-
-if TYPE_CHECKING:
-    from store.edge.store import EdgeStore
 
 #: Halves looked at in one go, and topics removed under the lock in one go: producers wait for less than a flush of the log.
 HALVES_AT_ONCE: Final = 65_536
