@@ -131,7 +131,7 @@ def _queue_doubt(files: EdgeFiles, queue: ConsumeQueue, end: int, begin: int) ->
 
 
 def _leads_home(files: EdgeFiles, at: int, size: int, number: int) -> bool:
-    """Whether an entry leads to its own frame. Where it leads to none that is whole, whoever reads it is told."""
+    """Whether an entry leads to its own frame. True if it leads to no valid frame: its readers get Corrupt."""
     try:
         return not size or files.log.read(at, size).queue_offset == number
     except (Corrupt, IndexError, ValueError):
