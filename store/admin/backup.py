@@ -133,7 +133,7 @@ def restore(source: Path, path: Path, progress: Progress = no_progress) -> dict[
     # How long dedup keys count is a setting of the edge, which is not known here: none may be taken for an old one and go.
     with EdgeStore(path, dedup_window_s=EVERY_KEY_S, progress=progress) as edge, JobStore(path, progress=progress) as job:
         # Only now: rows before it are no longer made, but messages may lie there that can still be read.
-        edge.half_begin = max(edge.half_begin, manifest.half_begin)
+        edge.drop_halves_before(manifest.half_begin)
         _clip_consumers(path, edge.next_offset)
         return {
             "store_id": edge.directory.store_id,

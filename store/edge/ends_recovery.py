@@ -8,17 +8,16 @@ and where retention has taken ops of halves that are still there, from the redo 
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
+from store.directory import StoreDirectory
+from store.edge.files import EdgeFiles, EdgeState
 from store.errors import Corrupt
 from store.records import OpKind, State, state_of
-from store.tables.ends import byte_after
+from store.tables.ends import EndsTable, byte_after
 from store.tables.redo_log import RedoKind, RedoLog, kinds_of, numbers_of
-
-if TYPE_CHECKING:
-    from store.edge.store import EdgeStore
 
 Marks = np.ndarray[Any, np.dtype[np.uint8]]
 _PIECE: Final = 65_536
@@ -26,9 +25,9 @@ _OF_A_HALF: Final = np.zeros(256, bool)
 _OF_A_HALF[[int(kind) for kind in RedoKind if kind not in (RedoKind.IMAGE_REST, RedoKind.QUARANTINE_OP, RedoKind.MESSAGE)]] = True
 
 
-def crc_of(edge: EdgeStore, stop: int) -> list[int]:
+def crc_of(ends_table: EndsTable, stop: int) -> list[int]:
     """[first half, stop, CRC of their marks], for the checkpoint."""
-    table = edge.ends_table.file
+    table = ends_table.file
     first, crc = table.begin, 0
     for at in range(first, stop, table.segment_bytes):
         crc = zlib.crc32(table.view(at, min(table.segment_bytes, stop - at)), crc)
@@ -41,11 +40,11 @@ def is_known(checkpoint: dict[str, Any]) -> bool:
     return bool(checkpoint["half_end"] or checkpoint["clean"])
 
 
-def why_doubted(edge: EdgeStore, checkpoint: dict[str, Any]) -> str:
+def why_doubted(files: EdgeFiles, half_begin: int, checkpoint: dict[str, Any]) -> str:
     """Why the table cannot be used as it is; "" where it can. Before anything writes to it."""
-    directory = edge.directory.ends()
-    first, stop = max(edge.half_begin, int(checkpoint.get("half_begin", 0))), int(checkpoint["half_end"])
-    table = edge.ends_table.file
+    directory = files.directory.ends()
+    first, stop = max(half_begin, int(checkpoint.get("half_begin", 0))), int(checkpoint["half_end"])
+    table = files.ends_table.file
     if first >= stop:
         return ""
     if not table.starts() or table.begin > first or table.end < stop:
@@ -54,57 +53,57 @@ def why_doubted(edge: EdgeStore, checkpoint: dict[str, Any]) -> str:
         return f"{directory}: a file was cut off"
     noted = checkpoint.get("ends")
     comparable = checkpoint["clean"] and noted and noted[:2] == [table.begin, stop]
-    return f"{directory}: is not what was here" if comparable and crc_of(edge, stop) != noted else ""
+    return f"{directory}: is not what was here" if comparable and crc_of(files.ends_table, stop) != noted else ""
 
 
-def work_out(edge: EdgeStore) -> None:
+def work_out(files: EdgeFiles, state: EdgeState) -> None:
     """Every mark anew. Corrupt where neither ops nor the redo log tell them all. Ends and queues are recovered by now."""
-    table, first, stop = edge.ends_table, edge.half_begin, edge.half_end
+    table, first, stop = files.ends_table, state.half_begin, state.half_end
     marks: Marks = np.zeros(stop - first, np.uint8)
     table.ensure(first, stop)
-    op_first = edge.op_queue.begin
-    if op_first or edge.log.file.begin:
-        marks, op_first = _settled_marks(edge)
-    for op_offset in range(op_first, edge.op_end, _PIECE):
-        _replay(edge, op_offset, min(op_offset + _PIECE, edge.op_end), marks)
+    op_first = files.op_queue.begin
+    if op_first or files.log.file.begin:
+        marks, op_first = _settled_marks(files, state)
+    for op_offset in range(op_first, state.op_end, _PIECE):
+        _replay(files, state, op_offset, min(op_offset + _PIECE, state.op_end), marks)
     table.put(first, marks)
 
 
-def _replay(edge: EdgeStore, op_offset: int, op_stop: int, marks: Marks) -> None:
-    for commit_log_offset, size, half_offset in edge.op_queue.read(op_offset, op_stop).tolist():
-        at = half_offset - edge.half_begin
+def _replay(files: EdgeFiles, state: EdgeState, op_offset: int, op_stop: int, marks: Marks) -> None:
+    for commit_log_offset, size, half_offset in files.op_queue.read(op_offset, op_stop).tolist():
+        at = half_offset - state.half_begin
         if size and 0 <= at < len(marks):
             try:
-                op = edge.log.read(commit_log_offset, size)
+                op = files.log.read(commit_log_offset, size)
             except Corrupt:  # the job reports it, and the half is settled by check-back
                 continue
             marks[at] = byte_after(OpKind(op.fields["op_kind"]), int(marks[at]))
 
 
-def _settled_marks(edge: EdgeStore) -> tuple[Marks, int]:
+def _settled_marks(files: EdgeFiles, state: EdgeState) -> tuple[Marks, int]:
     """(marks of the halves from half_begin on as the redo log tells them, the first op that it does not know of). The redo log
     speaks of every half that is still there, and is the truth of how ops were settled."""
-    directory, first = edge.directory, edge.half_begin
-    marks, op_cursor = np.zeros(edge.half_end - first, np.uint8), 0
+    directory, first = files.directory, state.half_begin
+    marks, op_cursor = np.zeros(state.half_end - first, np.uint8), 0
     redo = RedoLog(directory.redo_log(), directory.geometry.redo_entries_per_file)
     try:
         for batch in redo.batches(redo.first_batch(), None):
             kinds, half_offsets = kinds_of(batch.entries), numbers_of(batch.entries)
-            chosen = np.flatnonzero(_OF_A_HALF[kinds] & (half_offsets >= first) & (half_offsets < edge.half_end))
+            chosen = np.flatnonzero(_OF_A_HALF[kinds] & (half_offsets >= first) & (half_offsets < state.half_end))
             states = state_of(batch.entries["word"][chosen])
             ended = (states >= State.COMMITTED) & (states <= State.DISCARDED_EXPIRED)
             marks[half_offsets[chosen] - first] = np.where(ended, states, 0)
             op_cursor = batch.marker.op_cursor
     finally:
         redo.close()
-    if op_cursor < edge.op_queue.begin:
-        raise _refusal(edge)
+    if op_cursor < files.op_queue.begin:
+        raise _refusal(files.directory)
     return marks, op_cursor
 
 
-def _refusal(edge: EdgeStore) -> Corrupt:
+def _refusal(directory: StoreDirectory) -> Corrupt:
     return Corrupt(
-        edge.directory.ends(),
+        directory.ends(),
         0,
         "lost: retention has taken ops that would tell how halves ended, and the redo log does not tell it either. Put the "
         "directory back, or restore a backup (escrow store restore)",

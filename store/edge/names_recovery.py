@@ -7,7 +7,7 @@ one of these does not hold, names are gathered from all that tells them:
     records   of the dictionary that can still be read: each has a CRC that knows its place, and tells its own number
     frames    every half and message of the commit log carries its group and topic by name and by number
 
-Both must agree. Numbers in use whose name nobody tells (retention took the frames; a consumer group sends nothing) are a refusal.
+Both must agree. A number in use whose name is not found (retention took the frames; a consumer group sends nothing) is an error.
 Numbers that nothing uses any more keep a stand-in, so that they are not given again.
 
 A topic's number may have had other names before: the record of the highest edition counts. Behind the place of a removal a frame

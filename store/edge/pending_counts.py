@@ -16,20 +16,19 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from store.directory import StoreDirectory
+from store.edge.files import EdgeFiles, EdgeState
+from store.edge.unflushed import Unflushed
 from store.io.pages import EdgeSlot, JobSlot
 from store.read.readers import LogReader, TopicReader
 from store.records import State, state_of
 from store.tables.ends import EndsTable
 from store.tables.redo_log import TOTALS
-
-if TYPE_CHECKING:
-    from store.edge.store import EdgeStore
 
 Ints = npt.NDArray[np.int64]
 PIECE: Final = 1 << 18
@@ -78,8 +77,8 @@ class Rows:
 class PendingByGroup:
     """Counts by group_no. `known` is False until the first count is through, `stale` asks for another."""
 
-    def __init__(self, store: EdgeStore, lock: threading.Lock) -> None:
-        self._store, self._lock = store, lock
+    def __init__(self, files: EdgeFiles, state: EdgeState, unflushed: Unflushed, lock: threading.Lock) -> None:
+        self._files, self._state, self._unflushed, self._lock = files, state, unflushed, lock
         self.counts: list[int] = []
         #: Halves of each group that have ended since the start: how fast a group's pending ones go.
         self.ended: list[int] = []
@@ -126,7 +125,7 @@ class PendingByGroup:
     def count(self) -> None:
         """Count everything anew; StoreError or IndexError where files change under our hands: then try again."""
         with self._counting:
-            rows = Rows(self._store.directory)
+            rows = Rows(self._files.directory)
             try:
                 self._count(rows)
             except BaseException:
@@ -140,8 +139,8 @@ class PendingByGroup:
         fresh: list[int] = []
         with self._lock:  # 1
             self.stale = False
-            self._scanned = max(self._store.half_queue.begin, self._store.half_begin)
-            self._stop = self._store.half_end
+            self._scanned = max(self._files.half_queue.begin, self._state.half_begin)
+            self._stop = self._state.half_end
             self._fresh = fresh
         while self._scanned < self._stop and not self._stopping:  # 2
             groups = rows.groups_of(self._next_open())
@@ -158,8 +157,8 @@ class PendingByGroup:
         with self._lock:
             first = self._scanned
             stop = min(self._stop, first + PIECE)
-            ends = np.frombuffer(self._store.ends_table.file.view(first, stop - first), np.uint8).copy()
-            for half_offset, mark in self._store.unflushed_marks():
+            ends = np.frombuffer(self._files.ends_table.file.view(first, stop - first), np.uint8).copy()
+            for half_offset, (_, mark) in self._unflushed.marks.items():
                 if first <= half_offset < stop:
                     ends[half_offset - first] = mark
             self._scanned = stop

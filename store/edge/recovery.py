@@ -5,8 +5,7 @@
     3  find the whole batches behind it, cut the torn tail, write the kept batches again and flush them: the process that wrote them
        may have died before its flush, or of a failed one, after which the kernel calls pages clean that never reached the disk
     4  replay those batches: only now, because a mark must never reach the disk before its op
-    5  note it all in a new checkpoint
-    6  publish (the caller)
+    5  write it all into a new checkpoint, then publish (both: the caller)
 
 Every step may be interrupted and done again: frames give the same entries, marks and positions each time.
 """
@@ -15,13 +14,14 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
 from store.directory import StoreDirectory
 from store.edge import ends_recovery, journal_heads, names_recovery
+from store.edge.files import EdgeFiles, EdgeState
 from store.errors import Corrupt, CursorBeyondLog
 from store.io import disk
 from store.io.pages import EdgeSlot
@@ -33,9 +33,6 @@ from store.tables.dedup import Known, digest_of
 from store.tables.ends import byte_after
 from store.tables.frames import FrameKind
 from store.tables.queue_extents import Catalogue
-
-if TYPE_CHECKING:
-    from store.edge.store import EdgeStore
 
 CHECKPOINT = journal_heads.CHECKPOINT
 JOB_CHECKPOINT = "job.checkpoint"
@@ -54,56 +51,64 @@ class EdgeRecovery:
     damage: list[tuple[int, int, str]] = field(default_factory=list)
 
 
-def recover(edge: EdgeStore, progress: Progress) -> EdgeRecovery:
-    """Steps 1 to 5."""
+def recover(files: EdgeFiles, progress: Progress) -> tuple[EdgeState, EdgeRecovery]:
+    """Steps 1 to 4."""
     recovery = EdgeRecovery()
-    if edge.log.file.is_cut_off():  # truth: before opening fills it with zeros
-        recovery.damage.append((0, 0, f"{edge.log.file.directory}: a file was cut off; what lay there reads as damage"))
+    if files.log.file.is_cut_off():  # read it before opening fills it with zeros
+        what = f"{files.log.file.directory}: a file was cut off; what lay there reads as damage"
+        recovery.damage.append((0, 0, what))
     # 1
-    state = _read_checkpoint(edge, recovery)
-    # The page tells its end twice: one flipped bit must not make the log end inside a frame.
-    told = max(edge.page[EdgeSlot.LOG_END], edge.page[EdgeSlot.VISIBLE_END])
-    start, published = int(state["log_end"]), max(told, int(state.get("durable_end", 0)))
-    edge.half_end, edge.op_end = int(state["half_end"]), int(state["op_end"])
-    edge.next_offset = {int(key): int(value) for key, value in state["positions"]}
-    # The page is raised after the checkpoint has noted it: only where there is none does it know more.
-    edge.half_begin = max(int(state.get("half_begin", edge.page[EdgeSlot.HALF_BEGIN])), edge.half_queue.begin)
-    ends_known = ends_recovery.is_known(state)
-    ends_doubted = ends_recovery.why_doubted(edge, state) if ends_known else ""
-    edge.log.end = start
-    recovery.clean = bool(state["clean"])
-    if max(start, published) > edge.log.file.end:
-        raise CursorBeyondLog(_beyond(edge, edge.log.file.end, max(start, published)))
+    checkpoint = _read_checkpoint(files, recovery)
+    state = _state_of(files, checkpoint)
+    ends_known = ends_recovery.is_known(checkpoint)
+    ends_doubted = ends_recovery.why_doubted(files, state.half_begin, checkpoint) if ends_known else ""
+    start = files.log.end = int(checkpoint["log_end"])
+    # The page has its end twice: one flipped bit must not make the log end inside a frame.
+    told = max(files.page[EdgeSlot.LOG_END], files.page[EdgeSlot.VISIBLE_END])
+    published = max(told, int(checkpoint.get("durable_end", 0)))
+    recovery.clean = bool(checkpoint["clean"])
+    if max(start, published) > files.log.file.end:
+        raise CursorBeyondLog(_beyond(files, files.log.file.end, max(start, published)))
     if recovery.clean and published > start:
-        raise CursorBeyondLog(_beyond(edge, start, published))
+        raise CursorBeyondLog(_beyond(files, start, published))
     if not recovery.clean:
-        _replay(edge, start, max(start, published), recovery, progress)
-    if edge.half_begin > edge.half_end:
-        recovery.damage.append((0, 0, f"half_begin is {edge.half_begin}, behind the last half {edge.half_end}; passed over"))
-        edge.half_begin = edge.half_queue.begin
-    if edge.ends_table.file.starts():  # after a clean exit too: a mark there would be taken for that of a later half
-        edge.ends_table.file.cut(edge.half_end)
+        _replay(files, state, max(start, published), recovery, progress)
+    if state.half_begin > state.half_end:
+        what = f"half_begin is {state.half_begin}, behind the last half {state.half_end}; passed over"
+        recovery.damage.append((0, 0, what))
+        state.half_begin = files.half_queue.begin
+    if files.ends_table.file.starts():  # after a clean exit too: a mark there would be taken for that of a later half
+        files.ends_table.file.cut(state.half_end)
     if ends_doubted or not ends_known:
-        ends_recovery.work_out(edge)
+        ends_recovery.work_out(files, state)
     if ends_doubted:
         recovery.damage.append((0, 0, f"{ends_doubted}; worked out anew"))
-    # 5. After a clean exit too: from here on the log may grow behind the checkpoint.
-    edge.write_checkpoint(clean=False)
-    return recovery
+    return state, recovery
 
 
-def _read_checkpoint(edge: EdgeStore, recovery: EdgeRecovery) -> dict[str, Any]:
+def _state_of(files: EdgeFiles, checkpoint: dict[str, Any]) -> EdgeState:
+    # The page is raised after the checkpoint has recorded it: it knows more only where there is no checkpoint.
+    half_begin = int(checkpoint.get("half_begin", files.page[EdgeSlot.HALF_BEGIN]))
+    return EdgeState(
+        half_begin=max(half_begin, files.half_queue.begin),
+        half_end=int(checkpoint["half_end"]),
+        op_end=int(checkpoint["op_end"]),
+        next_offset={int(key): int(value) for key, value in checkpoint["positions"]},
+    )
+
+
+def _read_checkpoint(files: EdgeFiles, recovery: EdgeRecovery) -> dict[str, Any]:
     try:
-        state = disk.read_json(edge.directory.root / CHECKPOINT, journal_heads.CHECKPOINT_KEYS)
+        state = disk.read_json(files.directory.root / CHECKPOINT, journal_heads.CHECKPOINT_KEYS)
     except Corrupt as error:
         recovery.damage.append((0, 0, str(error)))
         state = None
-    fresh: dict[str, Any] = {"log_end": edge.log.file.begin, "half_end": 0, "op_end": 0, "positions": [], "clean": False}
+    fresh: dict[str, Any] = {"log_end": files.log.file.begin, "half_end": 0, "op_end": 0, "positions": [], "clean": False}
     if state is None:
         return fresh
-    doubts = [_queue_doubt(edge, edge.half_queue, int(state["half_end"]), int(state.get("half_begin", 0)))]
-    doubts += [_queue_doubt(edge, edge.op_queue, int(state["op_end"]), edge.op_queue.begin), edge.dedup.why_doubted(state)]
-    for queue, doubt in zip((edge.half_queue, edge.op_queue), doubts, strict=False):
+    doubts = [_queue_doubt(files, files.half_queue, int(state["half_end"]), int(state.get("half_begin", 0)))]
+    doubts += [_queue_doubt(files, files.op_queue, int(state["op_end"]), files.op_queue.begin), files.dedup.why_doubted(state)]
+    for queue, doubt in zip((files.half_queue, files.op_queue), doubts, strict=False):
         if doubt:
             queue.file.clear()
     if not any(doubts):
@@ -113,7 +118,7 @@ def _read_checkpoint(edge: EdgeStore, recovery: EdgeRecovery) -> dict[str, Any]:
     return {**fresh, **kept, "durable_end": int(state["log_end"])}
 
 
-def _queue_doubt(edge: EdgeStore, queue: ConsumeQueue, end: int, begin: int) -> str:
+def _queue_doubt(files: EdgeFiles, queue: ConsumeQueue, end: int, begin: int) -> str:
     """Why a queue cannot be used as it is: its files are not all there in full, or are not in their places. "" where it can."""
     file, width = queue.file, ENTRY.itemsize
     if file.end < end * width or (begin < end and file.begin > begin * width):
@@ -122,19 +127,19 @@ def _queue_doubt(edge: EdgeStore, queue: ConsumeQueue, end: int, begin: int) -> 
         return f"{file.directory}: a file was cut off"
     for start in file.starts():
         number = start // width
-        if begin <= number < end and not _leads_home(edge, queue, number):
+        if begin <= number < end and not _leads_home(files, queue, number):
             return f"{file.directory}: entry {number} leads to the frame of another one"
     return ""
 
 
-def _leads_home(edge: EdgeStore, queue: ConsumeQueue, number: int) -> bool:
-    """Whether an entry leads to its own frame. Where it leads to none that is whole, whoever reads it is told."""
+def _leads_home(files: EdgeFiles, queue: ConsumeQueue, number: int) -> bool:
+    """Whether an entry leads to its own frame. True if it leads to no valid frame: its readers get Corrupt."""
     at, size, _ = queue.entry(number)
     try:
         if not size:
             return True
-        frame = edge.log.read(at, size)
-        return frame.queue_offset == number and (frame.kind == FrameKind.HALF) == (queue is edge.half_queue)
+        frame = files.log.read(at, size)
+        return frame.queue_offset == number and (frame.kind == FrameKind.HALF) == (queue is files.half_queue)
     except (Corrupt, IndexError, ValueError):
         return True
 
@@ -155,22 +160,23 @@ def settled_ends(directory: StoreDirectory) -> dict[int, int]:
     return ends
 
 
-def _respect_settled(edge: EdgeStore, recovery: EdgeRecovery) -> None:
+def _respect_settled(files: EdgeFiles, state: EdgeState, recovery: EdgeRecovery) -> None:
     """No place that is settled is given out again: the op that took it may be damaged, or, without a checkpoint, gone with
     retention."""
-    for key, end in settled_ends(edge.directory).items():
-        before = edge.next_offset.get(key, 0)
-        # An op gives one place, and a lost op is passed over in each queue: more than that no catalogue can tell, unless damaged.
-        if key >= 0 and end <= before + edge.op_end:
-            edge.next_offset[key] = max(before, end)
+    for key, end in settled_ends(files.directory).items():
+        before = state.next_offset.get(key, 0)
+        # An op gives one place, and each queue skips the place of a lost op. A catalogue that says more is damaged.
+        if key >= 0 and end <= before + state.op_end:
+            state.next_offset[key] = max(before, end)
         else:
-            reason = f"{edge.directory.transaction}: a catalogue ends queue {key} at {end}, of {edge.op_end} ops; passed over"
+            where = files.directory.transaction
+            reason = f"{where}: a catalogue ends queue {key} at {end}, of {state.op_end} ops; passed over"
             recovery.damage.append((0, 0, reason))
 
 
-def _replay(edge: EdgeStore, start: int, durable: int, recovery: EdgeRecovery, progress: Progress) -> None:
-    replay = _Replay(edge)
-    total = max(edge.log.file.end - start, 1)
+def _replay(files: EdgeFiles, state: EdgeState, durable: int, recovery: EdgeRecovery, progress: Progress) -> None:
+    replay, start = _Replay(files, state, progress), files.log.end
+    total = max(files.log.file.end - start, 1)
 
     def damaged(first: int, stop: int, reason: str) -> None:
         recovery.damage.append((first, stop, reason))
@@ -179,59 +185,59 @@ def _replay(edge: EdgeStore, start: int, durable: int, recovery: EdgeRecovery, p
         progress(at - start, total, "reading the commit log")
 
     # 2
-    for at, size in edge.log.salvage(start, durable, damaged):
+    for at, size in files.log.salvage(start, durable, damaged):
         replay.frame(at, size)
         watch(at)
     lost = recovery.damage[-1] if recovery.damage else (0, 0, "")
-    if durable > start and lost[1] == durable and _all_zero(edge, lost[0], durable):
-        raise CursorBeyondLog(_beyond(edge, lost[0], durable))
+    if durable > start and lost[1] == durable and _all_zero(files, lost[0], durable):
+        raise CursorBeyondLog(_beyond(files, lost[0], durable))
     # Numbers that were acknowledged are not given again, even if damage ate the last frames.
-    replay.reach(*_published_ends(edge, recovery))
+    replay.reach(*_published_ends(files, state, recovery))
     # 3
-    kept = list(edge.log.scan(durable))
-    recovery.cut_at, recovery.cut_reason = edge.log.scan_stop, edge.log.scan_reason
-    edge.log.end = edge.log.scan_stop
-    edge.log.file.cut(edge.log.end)
-    edge.log.file.rewrite(durable, edge.log.end)
-    edge.log.flush()
+    kept = list(files.log.scan(durable))
+    recovery.cut_at, recovery.cut_reason = files.log.scan_stop, files.log.scan_reason
+    files.log.end = files.log.scan_stop
+    files.log.file.cut(files.log.end)
+    files.log.file.rewrite(durable, files.log.end)
+    files.log.flush()
     # 4
     for batch in kept:
         for at, size in batch.frames:
             replay.frame(at, size)
         watch(batch.end)
     replay.finish()
-    _respect_settled(edge, recovery)
+    _respect_settled(files, state, recovery)
     recovery.frames_replayed = replay.frames
 
 
-def _published_ends(edge: EdgeStore, recovery: EdgeRecovery) -> tuple[int, int]:
+def _published_ends(files: EdgeFiles, state: EdgeState, recovery: EdgeRecovery) -> tuple[int, int]:
     """(half_end, op_end) of the page, as far as what damage ate of the log can have held so many: the page is not protected, and
     a wrong number would have files made for ever."""
     lost_bytes = sum(stop - first for first, stop, _ in recovery.damage)
     found = []
     for name, slot, end, least_bytes in (
-        ("half_end", EdgeSlot.HALF_END, edge.half_end, frames.HALF_HEAD_BYTES),
-        ("op_end", EdgeSlot.OP_END, edge.op_end, frames.OP_HEAD.itemsize),
+        ("half_end", EdgeSlot.HALF_END, state.half_end, frames.HALF_HEAD_BYTES),
+        ("op_end", EdgeSlot.OP_END, state.op_end, frames.OP_HEAD.itemsize),
     ):
-        known = edge.page[slot]
+        known = files.page[slot]
         # A restored store whose log has no frame of a kind has the number from its backup alone.
-        if (end or not edge.log.file.begin) and known > end + lost_bytes // least_bytes:
+        if (end or not files.log.file.begin) and known > end + lost_bytes // least_bytes:
             recovery.damage.append((0, 0, f"edge.published: {name} is {known}, the log ends with {end}; passed over"))
             known = end
         found.append(known)
     return found[0], found[1]
 
 
-def _all_zero(edge: EdgeStore, start: int, stop: int) -> bool:
+def _all_zero(files: EdgeFiles, start: int, stop: int) -> bool:
     try:
-        return not any(edge.log.file.view(start, stop - start))
+        return not any(files.log.file.view(start, stop - start))
     except IndexError:
         return True
 
 
-def _beyond(edge: EdgeStore, end: int, known: int) -> str:
+def _beyond(files: EdgeFiles, end: int, known: int) -> str:
     return (
-        f"{edge.directory.commit_log}: the log ends at {end}, but {known} was acknowledged: an older copy of the log was put "
+        f"{files.directory.commit_log}: the log ends at {end}, but {known} was acknowledged: an older copy of the log was put "
         "here. Put the right one back, or restore a whole backup (escrow store restore)"
     )
 
@@ -241,18 +247,18 @@ class _Replay:
 
     FLUSH_EVERY = 8192
 
-    def __init__(self, edge: EdgeStore) -> None:
-        self._edge = edge
+    def __init__(self, files: EdgeFiles, state: EdgeState, progress: Progress) -> None:
+        self._files, self._state, self._progress = files, state, progress
         self.frames = 0
         self._halves: list[tuple[int, int, int]] = []
         self._ops: list[tuple[int, int, int]] = []
-        self._half_first, self._op_first = edge.half_end, edge.op_end
+        self._half_first, self._op_first = state.half_end, state.op_end
         self._lost_ops: list[range] = []
         #: (group_no, topic_no) whose names were held against the dictionary.
         self._taught: set[tuple[int, int]] = set()
 
     def frame(self, at: int, size: int) -> None:
-        content = self._edge.log.frame_bytes(at, size)
+        content = self._files.log.frame_bytes(at, size)
         kind = content[frames.KIND_AT]
         self.frames += 1
         if kind == FrameKind.HALF:
@@ -264,17 +270,18 @@ class _Replay:
 
     def _half(self, at: int, size: int, content: memoryview) -> None:
         head = frames.HALF_STRUCT.unpack_from(content)
-        if head[7] != self._edge.half_end:
+        if head[7] != self._state.half_end:
             self._skip_halves(head[7])
         self._learn_names(head, content)
         key = _DEDUP_KEY.find(bytes(content[frames.HALF_HEAD.itemsize + head[21] :]))
         if key:
             body_crc = crc32(content[frames.HALF_HEAD.itemsize : frames.HALF_HEAD.itemsize + head[21]])
-            # Nobody knows yet how far the clock leapt between this half and those before it: no key goes for its age.
-            self._edge.dedup.ensure(1, head[8] // 1000, keep=True)
-            self._edge.dedup.put_all({digest_of(head[11], key.decode(errors="replace")): Known(head[7], head[8] // 1000, body_crc)})
+            digest, stored_at_s = digest_of(head[11], key.decode(errors="replace")), head[8] // 1000
+            # The clock may have jumped between this half and those before it: drop no key for its age yet.
+            self._files.dedup.ensure(1, stored_at_s, keep=True)
+            self._files.dedup.put_all({digest: Known(head[7], stored_at_s, body_crc)})
         self._halves.append((at, size, head[10]))
-        self._edge.half_end = head[7] + 1
+        self._state.half_end = head[7] + 1
         if len(self._halves) >= self.FLUSH_EVERY:
             self._put_halves()
 
@@ -289,85 +296,85 @@ class _Replay:
         half_offset, position, kind = head[9], head[10], OpKind(head[12])
         if position != NO_POSITION:
             self._place(position)
-        table = self._edge.ends_table
+        table = self._files.ends_table
         if half_offset >= table.file.begin:  # retention may have taken the table's beginning
             table.ensure(half_offset, half_offset + 1)
             table[half_offset] = byte_after(kind, table[half_offset])
         self._put_op(at, size, head[7], ASKED_TAG if kind == OpKind.ASKED else half_offset)
 
     def _put_op(self, at: int, size: int, op_offset: int, tag: int) -> None:
-        if op_offset != self._edge.op_end:
+        if op_offset != self._state.op_end:
             self._skip_ops(op_offset)
         self._ops.append((at, size, tag))
-        self._edge.op_end = op_offset + 1
+        self._state.op_end = op_offset + 1
         if len(self._ops) >= self.FLUSH_EVERY:
             self._put_ops()
 
     def _place(self, position: int) -> None:
         key, following = int(queue_key_of(position)), int(queue_offset_of(position)) + 1
-        self._edge.next_offset[key] = max(self._edge.next_offset.get(key, 0), following)
+        self._state.next_offset[key] = max(self._state.next_offset.get(key, 0), following)
 
     def _learn_names(self, head: tuple[Any, ...], content: memoryview) -> None:
         """Names are durable before their first frame: a number that the dictionary does not know, or knows by another name, means
         that it is not the one that was here."""
         numbers = head[11], head[12]
         if numbers not in self._taught:
-            if not names_recovery.teach(self._edge.dictionary, content, *numbers, head[21]):
-                self._edge.learn_names_again()
+            if not names_recovery.teach(self._files.dictionary, content, *numbers, head[21]):
+                self._files.learn_names_again(self._state.next_offset, self._progress)
             self._taught.add(numbers)
 
     # Damage ate some frames. Their entries may still stand in the queue; where they do not, a hole keeps their numbers.
     # A queue without files begins here where the log does not begin at 0 (a restored store): what came before is gone.
     def reach(self, half_end: int, op_end: int) -> None:
-        if half_end > self._edge.half_end:
+        if half_end > self._state.half_end:
             self._skip_halves(half_end)
-        if op_end > self._edge.op_end:
+        if op_end > self._state.op_end:
             self._skip_ops(op_end)
 
     def _skip_halves(self, following: int) -> None:
         self._put_halves()
-        if not self._edge.half_queue.file.starts():
-            if self._edge.log.file.begin:
-                self._edge.half_begin = max(self._edge.half_begin, following)
+        if not self._files.half_queue.file.starts():
+            if self._files.log.file.begin:
+                self._state.half_begin = max(self._state.half_begin, following)
             else:
-                self._edge.half_queue.reach(self._edge.half_end)
-        self._edge.half_queue.reach(following)
-        self._edge.half_end = self._half_first = following
+                self._files.half_queue.reach(self._state.half_end)
+        self._files.half_queue.reach(following)
+        self._state.half_end = self._half_first = following
 
     def _skip_ops(self, following: int) -> None:
         self._put_ops()
-        if self._edge.op_end or not self._edge.log.file.begin:
-            self._lost_ops.append(range(self._edge.op_end, following))
-            self._edge.op_queue.reach(self._edge.op_end)
-        self._edge.op_queue.reach(following)
-        self._edge.op_end = self._op_first = following
+        if self._state.op_end or not self._files.log.file.begin:
+            self._lost_ops.append(range(self._state.op_end, following))
+            self._files.op_queue.reach(self._state.op_end)
+        self._files.op_queue.reach(following)
+        self._state.op_end = self._op_first = following
 
     def _put_halves(self) -> None:
         if self._halves:
-            _put(self._edge.half_queue, self._half_first, self._halves)
+            _put(self._files.half_queue, self._half_first, self._halves)
             self._half_first += len(self._halves)
             self._halves = []
-        self._edge.ends_table.ensure(self._half_first, self._half_first)
+        self._files.ends_table.ensure(self._half_first, self._half_first)
 
     def _put_ops(self) -> None:
         if self._ops:
-            _put(self._edge.op_queue, self._op_first, self._ops)
+            _put(self._files.op_queue, self._op_first, self._ops)
             self._op_first += len(self._ops)
             self._ops = []
 
     def _pass_over_lost_places(self) -> None:
         """A lost op may have been a commit, and a consumer may have read at the place that it named: no place may be given
         again. Which queue it was is not known for certain, so each passes over as many as were lost."""
-        places = self._edge.next_offset
+        places = self._state.next_offset
         if self._lost_ops:  # also in queues of which nothing else is left
-            for topic_no, queues in enumerate(self._edge.dictionary.queues):
+            for topic_no, queues in enumerate(self._files.dictionary.queues):
                 for queue_id in range(queues):
                     places.setdefault(topic_no << QUEUE_ID_BITS | queue_id, 0)
         for op_offset in (number for lost in self._lost_ops for number in lost):
-            half_offset = self._edge.op_queue.entry(op_offset)[2]
-            if 0 <= half_offset < self._edge.half_end:
+            half_offset = self._files.op_queue.entry(op_offset)[2]
+            if 0 <= half_offset < self._state.half_end:
                 with contextlib.suppress(Corrupt, IndexError):
-                    half = self._edge.read_half(half_offset).fields
+                    half = self._files.read_half(half_offset).fields
                     places.setdefault(half["topic_no"] << QUEUE_ID_BITS | half["queue_id"], 0)
         for key in places:
             places[key] += sum(map(len, self._lost_ops))
@@ -377,7 +384,7 @@ class _Replay:
         self._put_halves()
         self._put_ops()
         self._pass_over_lost_places()
-        for queue, end in ((self._edge.half_queue, self._edge.half_end), (self._edge.op_queue, self._edge.op_end)):
+        for queue, end in ((self._files.half_queue, self._state.half_end), (self._files.op_queue, self._state.op_end)):
             if queue.file.starts():
                 queue.cut(end)
 

@@ -1,4 +1,4 @@
-"""Removing topics that nobody uses: which may go, decided at one instant by the one writer of names.
+"""Removing unused topics: which may go, decided at one instant by the one writer of names.
 
 A topic is unused when nothing that is stored can still come to a reader under its name:
 
@@ -9,7 +9,7 @@ A topic is unused when nothing that is stored can still come to a reader under i
     2  look at the queues, in the job's catalogue. Extents only go up: what is empty here, and got no place since, is empty
     3  under the append lock: the halves that came since, and the places that were given. What stays is told why
     4  still under it: the format says that topics may be removed, then REMOVED records with the end of the log, one flush
-    5  whoever encoded a message before finds that topics were removed and encodes it again: it makes the topic anew
+    5  a caller that encoded a message before sees that topics were removed and encodes it again: that makes the topic anew
 
 The number is another topic's only when the log begins behind the place of the removal (`names.py`).
 """
@@ -19,17 +19,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from store.edge.store import EdgeStore
 from store.read.readers import LogReader
 from store.records import QUEUE_ID_BITS, State
 from store.tables.frames import MAGIC, SYSTEM_PREFIX, FrameKind
 from store.tables.queue_extents import Catalogue
-
-if TYPE_CHECKING:
-    from store.edge.store import EdgeStore
 
 #: Halves looked at in one go, and topics removed under the lock in one go: producers wait for less than a flush of the log.
 HALVES_AT_ONCE: Final = 65_536
@@ -100,7 +98,7 @@ class _Look:
 
     def remove(self, names: Sequence[str], found: Removal, *, dry_run: bool) -> None:
         """Steps 3 to 5 for one piece."""
-        self.at_halves()  # most of what came since, before anybody waits
+        self.at_halves()  # most of what came since, before producers wait
         with self._edge.lock:
             self.at_halves()  # 3
             numbers: list[int] = []

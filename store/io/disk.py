@@ -174,7 +174,7 @@ def _flush_failed(error: StoreUnusable) -> FlushFailed:
 
 
 class Flusher(Protocol):
-    """Somebody who flushes while the caller goes on."""
+    """Flushes in the background, while the caller goes on."""
 
     def begin(self, fd: int, done: Callable[[int], None]) -> bool:
         """Begin an fdatasync; `done` is told its errno, 0 if all is well. False where it cannot: nothing has happened then."""

@@ -2,7 +2,7 @@
 
 Named like segments (`segments.py`): by the logical offset of the first byte, 20 digits. Every file but the last has the full size
 of a segment; the last one ends behind the last byte that was written. A file that an earlier release made at its full size is read
-and written in the same way. Bytes that nobody wrote are zero. Nothing is allocated ahead: a queue of one message takes one block.
+and written in the same way. Bytes that were not written are zero. Nothing is allocated ahead: a queue of one message takes a block.
 
 Writer: exactly one process, by pwrite(2). Readers: any process, by pread(2); a file that ends before what is published is damage.
 """

@@ -30,7 +30,7 @@ class Handles:
         self.writable = writable
         self.descriptors_max = descriptors_max or descriptors_allowed()
         self._fds: OrderedDict[str, int] = OrderedDict()
-        #: Held while a descriptor is in use: nobody may close it, and its number become another file's, meanwhile.
+        #: Held while a descriptor is in use: it must not be closed, and its number become another file's, meanwhile.
         self._lock = threading.Lock()
         self._dirty: set[str] = set()
         self._dirty_directories: set[str] = set()
@@ -113,7 +113,7 @@ class Handles:
             self._dirty_directories.discard(path)
 
     def drop_removed(self) -> None:
-        """Close files that another process has removed: they take room on the disk as long as somebody has them open."""
+        """Close files that another process has removed: they take room on the disk as long as they are open."""
         with self._lock:
             for path in [path for path, fd in self._fds.items() if not os.fstat(fd).st_nlink]:
                 os.close(self._fds.pop(path))

@@ -6,7 +6,7 @@ record
       8  …    payload
 
 The journal ends at the first record that is not whole and valid. Behind it lies a torn tail, which its writer cuts when it
-opens; or damage, which nobody may cut. `survey` tells them apart. A valid record behind the first invalid bytes was written after
+opens; or damage, which must not be cut. `survey` tells them apart. A valid record behind the first invalid bytes was written after
 them, and a record's own CRC, which knows its place, makes that certain. The exception is a power failure before a flush: it may
 keep a later sector and lose an earlier one, whose new part then reads as zeros. What was flushed (`flushed_bytes`) is never a
 torn tail. A journal with a `mark_slot` notes after each flush how far it reaches (`journal_marks.py`), so that after a kill a lost
@@ -185,7 +185,7 @@ class Journal:
     def read_new(self) -> list[bytes]:
         """Payloads appended since the last call; all of them, and `began_anew`, where the file was replaced by another one."""
         content = read(self.path)
-        # A writer's own file is replaced by nobody else, and its end and CRC may just be changing in another thread.
+        # Only the writer replaces its own file, and its end and CRC may just be changing in another thread.
         self.began_anew = self._fd < 0 and zlib.crc32(memoryview(content)[: self.end]) != self.crc
         if self.began_anew:
             self.end = self.crc = 0
@@ -272,12 +272,12 @@ class Journal:
         try:
             disk.replace_file(self.path, data, self.point)
         except StoreUnusable as error:
-            # Still the old file under its name: nothing has happened. Otherwise what this descriptor leads to is nobody's.
+            # Still the old file under its name: nothing has happened. Otherwise what this descriptor leads to has no name.
             if os.stat(self.path).st_ino == os.fstat(self._fd).st_ino:
                 raise
             self._failure = error
             raise FlushFailed(f"{error}; reopen the store to find out what is durable") from error
-        # Closed once, whatever comes: a number closed twice may be somebody else's file by then.
+        # Closed once, whatever comes: a number closed twice may be another file by then.
         self.close()
         self._fd = disk.open_file(self.path, True)
         self._reach(Mark(len(data), zlib.crc32(data)))

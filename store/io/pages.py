@@ -27,7 +27,7 @@ aligned 8-byte word. Slot 0 holds the magic. A writer changes a slot only after 
                                                    28 no_room_since_ms the job waits for room on the disk; 0 = it does not
 
 Order matters in two places. An op's half is visible whenever the op is: the writer publishes half_end first, a reader reads op_end
-first. And whoever must know of every half and op in a part of the log (retention) reads visible_end first and half_end and op_end
+first. Retention, which must know of every half and op in a part of the log, reads visible_end first and half_end and op_end
 after it: log_end, which is published before them, may speak of records that they do not yet show.
 Volatile: each side writes its page anew when it opens, but for the marks of journals (10 to 13), which their writers keep.
 """
@@ -97,7 +97,7 @@ class PublishedPage:
             if int(self._slots[0]) not in (0, magic):
                 self._slots[:] = 0  # another file was put here: nothing in it is an end of this store
             self._slots[0] = magic
-            self._slots[_STOPS.get(magic, len(self._slots)) :] = 0  # damage, or told by a later release: nobody here tells it
+            self._slots[_STOPS.get(magic, len(self._slots)) :] = 0  # damage, or of a later release: not used here
         elif int(self._slots[0]) != magic:
             raise Corrupt(path, 0, "not a published page of this kind")
 

@@ -1,9 +1,9 @@
-"""The next stretch of a log, kept in the system's memory ahead of whoever writes it.
+"""The next stretch of a log, kept in the system's memory ahead of its writer.
 
 A write needs pages, and where they are not there yet the writer waits until the system has found some. That is little where memory
 lies ready. On a virtual machine that gives free memory back to its host it is most of the work: 350 to 600 MB/s instead of 4,000 to
-6,600 (measured; docs/performance.md). So somebody else, who has time, reads what was reserved for the log and never written: that
-makes pages of zeros, and the disk is not asked.
+6,600 (measured; docs/performance.md). So another thread, which has time, reads what was reserved for the log and never written:
+that makes pages of zeros, and the disk is not asked.
 
 Nothing depends on it: pages that the system takes away again, or that could not be had, cost a writer what they did before.
 """
@@ -53,7 +53,7 @@ class Runway:
                 disk.close_file(fd)
 
     def stop(self) -> None:
-        """Whoever extends it soon stops, and nobody does again."""
+        """A running `extend` soon stops; later calls do nothing."""
         self._stopped = True
 
     def _segment_end(self, offset: int) -> int:

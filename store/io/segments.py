@@ -1,7 +1,7 @@
 """Segments: fixed-size files that together form one address space.
 
 A segment file's name is its first byte's logical offset, 20 digits, zero-padded; its size never changes and its blocks
-are allocated when it is made. Bytes that nobody wrote are zero. Files are removed only from the front (retention) or,
+are allocated when it is made. Bytes that were not written are zero. Files are removed only from the front (retention) or,
 during recovery, from the back (torn tail), so the existing files are always consecutive.
 
 Writer: exactly one process, through `write` (pwrite) or, for tables, through `writable_view` (the mapping).
@@ -46,7 +46,7 @@ class Segment:
             raise Corrupt(path, actual, f"the file has {actual} bytes, a segment here has {size_bytes}")
         try:
             self.buffer: mmap.mmap = disk.map_file(self.fd, size_bytes, map_writable, path)
-        except StoreUnusable:  # whoever asks again must not use up the descriptors
+        except StoreUnusable:  # repeated calls must not use up the descriptors
             self.close()
             raise
         if not writable:  # a mapping does not need its descriptor
@@ -77,7 +77,7 @@ class SegmentedFile:
                 disk.remove(leftover, point)
         self.refresh()
         if writable and self._starts:
-            # Whoever made the newest segment may have died before its name was durable.
+            # The process that made the newest segment may have died before its name was durable.
             disk.flush_directory(directory, point)
 
     def refresh(self) -> None:
@@ -162,7 +162,7 @@ class SegmentedFile:
                     disk.flush(segment.fd, self.point, segment.path)
 
     def begin_flush(self, flusher: disk.Flusher, done: Callable[[FlushFailed | None], None]) -> bool:
-        """`flush`, begun. False where it would have to wait: somebody else is flushing, or there is not one segment to flush."""
+        """`flush`, begun. False where it would have to wait: another thread is flushing, or there is not one segment to flush."""
         if not self._flushing.acquire(blocking=False):
             return False
         segment = self._segments.get(next(iter(self._dirty))) if len(self._dirty) == 1 else None

@@ -1,10 +1,11 @@
-"""Wake: how one process tells another that there is something new to read, without anybody polling.
+"""Wake: how one process tells another that there is something new to read, without polling.
 
-A unix datagram socket in the store's directory, bound by whoever waits: `job.wake` by the job's source, `edge.wake` by the edge.
-A wake carries no news, the published pages do: it may be lost, repeated or come for nothing. So whoever waits looks at the pages
-after each wake, and again after a while without one; whoever wakes never waits and never fails.
+A unix datagram socket in the store's directory, bound by the process that waits: `job.wake` by the job's source,
+`edge.wake` by the edge. A wake carries no news, the published pages do: it may be lost, repeated or come for
+nothing. So the waiting process looks at the pages after each wake, and again after a while without one; the
+sender never waits and never fails.
 
-Binding takes the place over from whoever was bound before (a process that was killed leaves its socket behind).
+Binding takes the place over from an earlier process (a process that was killed leaves its socket behind).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class _Address:
 
 
 class Waker:
-    """Wakes whoever waits at the path; nobody there, or not fast enough, is no error."""
+    """Wakes the process that waits at the path. No process there, or a slow one, is no error."""
 
     def __init__(self, path: Path) -> None:
         self._address = _Address(path)

@@ -8,16 +8,14 @@ Writer: the edge. Truth: rebuilt from nothing.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from store.errors import BatchTooLarge, Corrupt, FlushFailed, StoreUnusable
+from store.errors import BatchTooLarge, Corrupt, FlushFailed
 from store.io.disk import Flusher
 from store.io.segments import SegmentedFile
 from store.tables import frames
@@ -200,96 +198,3 @@ class CommitLog:
             raise Corrupt(self.file.directory, at, f"a frame cannot have {size} bytes here")
         frames.check_frame(buffer[at - start : at - start + size], at, str(self.file.directory))
         return size, kind, length, index
-
-
-class GroupCommit:
-    """One flush serves every caller who waited for it: the first waiter flushes for all, the others wait for him.
-
-    A failed flush is final. The kernel may have dropped the pages it could not write, so a second try that succeeds proves
-    nothing: from then on everybody is refused until the store is opened again and recovery has looked at the disk.
-    """
-
-    def __init__(self, flush: Callable[[], None], end: Callable[[], Any], publish: Callable[[Any], None]) -> None:
-        self._flush, self._end, self._publish = flush, end, publish
-        self._changed = threading.Condition()
-        self._leading = False
-        self._failure: StoreUnusable | None = None
-        self.flushed = -1
-        #: How many flushes there have been: fewer than waits, when callers share them.
-        self.flushes = 0
-
-    def wait(self, ticket: int) -> None:
-        """Return when everything up to `ticket` (a log end) is durable and published."""
-        with self._changed:
-            while self.flushed < ticket:
-                self.check()
-                if self._leading:
-                    self._changed.wait()
-                    continue
-                self._leading = True
-                break
-            else:
-                return
-        self._lead()
-
-    def begin(self, start: Callable[[Callable[[StoreUnusable | None], None]], bool]) -> bool:
-        """For whoever cannot wait: `start(done)` begins a flush and has `done` told of its end. False where somebody else leads,
-        or `start` says so."""
-        with self._changed:
-            self.check()
-            if self._leading:
-                return False
-            self._leading = True
-        mark = self._end()
-        try:
-            begun = start(partial(self._finish, mark))
-        except BaseException as error:
-            self._finish(mark, doubt(error))
-            raise
-        if not begun:
-            with self._changed:
-                self._leading = False
-                self._changed.notify_all()
-        return begun
-
-    def _lead(self) -> None:
-        mark: Any = None
-        try:
-            mark = self._end()
-            self._flush()
-        except BaseException as error:
-            self._finish(mark, doubt(error))
-            raise
-        self._finish(mark, None)
-
-    def _finish(self, mark: Any, failure: StoreUnusable | None) -> None:
-        """The flush is through, or has failed: publish, and let the others go on."""
-        try:
-            if failure is None:
-                self._publish(mark)
-        except BaseException as error:
-            failure = doubt(error)
-            raise
-        finally:
-            with self._changed:
-                self._leading = False
-                self._failure = self._failure or failure
-                self.flushes += 1
-                if failure is None:
-                    self.flushed = max(self.flushed, mark[0])
-                self._changed.notify_all()
-
-    def fail(self, failure: StoreUnusable) -> None:
-        """Something else made the log's tail doubtful (a failed write): refuse from now on."""
-        with self._changed:
-            self._failure = self._failure or failure
-            self._changed.notify_all()
-
-    def check(self) -> None:
-        if self._failure is not None:
-            raise FlushFailed(f"refused since an earlier failure: {self._failure}") from self._failure
-
-
-def doubt(error: BaseException) -> StoreUnusable:
-    """Whatever went wrong: whether the tail is durable is not known."""
-    return error if isinstance(error, StoreUnusable) else StoreUnusable(f"interrupted while flushing: {error!r}")

@@ -34,7 +34,7 @@ class Verdict(StrEnum):
 
 
 class Answer(NamedTuple):
-    """Final: nobody is told accepted and overruled later. `reason` says why an end was refused; `position` is a commit's place."""
+    """Final: an accepted end is never overruled later. `reason` says why an end was refused; `position` is a commit's place."""
 
     verdict: Verdict
     reason: str = ""

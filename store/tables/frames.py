@@ -534,7 +534,7 @@ def check_frame(frame: memoryview, commit_log_offset: int, file: str) -> None:
 
 @dataclass(slots=True)
 class Frame:
-    """A decoded frame, for people and for consumers. Nobody changes it; frozen, it would take three times as long to make."""
+    """A decoded frame, for people and for consumers. Do not change it; frozen, it would take three times as long to make."""
 
     commit_log_offset: int
     size_bytes: int

@@ -87,7 +87,7 @@ def decode(payload: bytes) -> NameRecord:
 
 
 def stand_in(number: int) -> str:
-    """Stands for a name that was lost, of a number that nothing uses any more. Nobody gets that number by asking for this name."""
+    """Stands for a name that was lost, of a number that nothing uses any more. Asking for this name does not give that number."""
     return f"{LOST_PREFIX}{number}"
 
 
@@ -179,7 +179,7 @@ class Dictionary:
         return ((number, name) for number, name in enumerate(self.topics) if number not in self.removed)
 
     def maker_of_topic(self, number: int) -> str:
-        """The token that made it; "" where an operator did, or nobody knows."""
+        """The token that made it; "" where an operator did, or it is not known."""
         return self._maker.get(number, "")
 
     @property

@@ -1,7 +1,7 @@
 """Presence: when a member of each producer group was last seen. A mapped file that the edge writes and the job reads.
 
 i64 last_seen_ms, on the elapsed line (`clock.py`), at byte 8·group_no of the directory's segments (65,536 bytes each); 0 = never.
-Volatile: missing or stale means that nobody is live, and then halves are held, not counted and not discarded.
+Volatile: missing or stale means that no member is live, and then halves are held, not counted and not discarded.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class QueueFiles:
     def refresh(self) -> None:
         """Let go of files that were removed."""
         self.handles.drop_removed()
-        self._queues.clear()  # whoever asks for one looks at its directory again
+        self._queues.clear()  # the next access looks at its directory again
 
     def flush(self) -> None:
         self.handles.flush(POINT, self.root)

@@ -127,7 +127,7 @@ def test_a_failure_that_comes_later_is_final_too(service, flusher, monkeypatch):
 
 def test_a_checkpoint_is_left_to_a_thread(service, flusher):
     edge = service.edge
-    edge.checkpoint_bytes = 1
+    edge._checkpoint.every_bytes = 1
     edge.append_halves([HALF], service.now_ms)
     assert not edge.begin_wait(flusher, lambda _: None)
     edge.wait(edge.log.end)

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
+from store.edge.group_commit import GroupCommit
 from store.edge.store import EdgeStore
 from store.errors import FlushFailed, StoreUnusable
 from store.io import disk
 from store.io.pages import EdgeSlot
-from store.tables.commit_log import GroupCommit
 from store.tables.ends import Verdict
 from store.tables.frames import Message
 from tests.support.service import ROOMY, SMALLEST, Service

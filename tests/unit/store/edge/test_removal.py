@@ -118,7 +118,7 @@ def test_what_was_encoded_before_the_removal_makes_the_topic_anew(
     edge = service.edge
     edge.add_topic("paid", 4)
     removed: list[list[str]] = []
-    encode = edge._encode_messages
+    encode = edge._encoder.encode
 
     def then_remove(*given: Any) -> Any:
         encoded = encode(*given)
@@ -126,7 +126,7 @@ def test_what_was_encoded_before_the_removal_makes_the_topic_anew(
             removed.append(remove_topics(edge, ["paid"]).removed)
         return encoded
 
-    monkeypatch.setattr(edge, "_encode_messages", then_remove)
+    monkeypatch.setattr(edge._encoder, "encode", then_remove)
     if kind == "half":
         (half,) = edge.prepare([Message("g", "paid", b"x")], service.now_ms)
         topic_no = edge.read_half(half).fields["topic_no"]

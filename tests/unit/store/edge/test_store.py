@@ -10,7 +10,8 @@ from zlib import crc32
 
 import pytest
 
-from store.edge.store import MAX_BODY_BYTES, PROPERTIES_MAX_BYTES, EdgeStore, End
+from store.edge.encode import MAX_BODY_BYTES, PROPERTIES_MAX_BYTES
+from store.edge.store import EdgeStore, End
 from store.errors import (
     BatchTooLarge,
     BodyTooLarge,
@@ -285,7 +286,7 @@ def test_ends_that_come_many_at_a_time_are_judged_as_one_by_one(twins, chance, o
         ]
         ends = [some_end(chance, half, oddity) for half in chance.sample(open_still[-60:], chance.randrange(8, 30))]
         ends += [chance.choice(ends) for _ in ends if chance.random() < oddity]
-        ops_before, batched = together.edge.op_end, together.edge._end_alike(ends, together.now_ms)
+        ops_before, batched = together.edge.op_end, together.edge._ends.append_alike(ends, together.now_ms)
         batches[batched is not None] += 1
         if batched is None:  # and nothing is done
             assert together.edge.op_end == ops_before
@@ -489,8 +490,8 @@ def test_messages_that_are_alike_are_encoded_as_they_would_be_one_by_one(service
     assert columns is not None
     assert list(columns) == alike
     assert columns[3:7] == alike[3:7]
-    edge._make_routes(columns)
-    assert edge._encode_alike(columns, kind, 5000) is not None
+    edge._routes.make(columns)
+    assert edge._encoder.encode_alike(columns, kind, 5000) is not None
     others: dict[str, Any] = {
         "group": "billing", "topic": "sent", "properties": {"KEYS": "k"}, "queue_id": 1, "born_host": b"1" * 16, "born_port": 1,
         "immunity_s": 7, "flag": 1, "own": {"__DEAD__": "x"},
@@ -498,8 +499,8 @@ def test_messages_that_are_alike_are_encoded_as_they_would_be_one_by_one(service
     for name, value in others.items():
         odd = [*alike[:9], alike[9]._replace(**{name: value}), *alike[10:]]
         assert AlikeMessages.of(odd) is None, name
-    heads, tails = edge._encode_messages(columns, kind, 5000)
-    one_by_one = [edge._encode_message(message, kind, 5000) for message in alike]
+    heads, tails = edge._encoder.encode(columns, kind, 5000)
+    one_by_one = [edge._encoder.encode_one(message, kind, 5000) for message in alike]
     assert heads.tobytes() == b"".join([head for head, _ in one_by_one])
     assert list(zip(*tails, strict=True)) == [tail for _, tail in one_by_one]
 

@@ -388,7 +388,7 @@ def _release(half_offset: int, position: int) -> Callable[[Path], None]:
 def _append_op(op: Op) -> Callable[[Path], None]:
     def plant(root: Path) -> None:
         with EdgeStore(root) as edge:
-            edge.wait(edge._append_ops([op], T0_MS, {}).ticket)
+            edge.wait(edge._writer.ops([op], T0_MS, {}).ticket)
 
     return plant
 
