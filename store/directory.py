@@ -43,6 +43,8 @@ TOPIC_REMOVAL: Final = "topic-removal"
 #: What this release knows of what a format 2 store may need.
 FEATURES: Final = frozenset({TOPIC_REMOVAL})
 FORMAT_FILE: Final = "format.json"
+EDGE_CHECKPOINT: Final = "edge.checkpoint"
+JOB_CHECKPOINT: Final = "job.checkpoint"
 REDO_TOPIC: Final = "TRANSACTION_REDOLOG_TOPIC_XXXX"
 SEGMENT_MIN_BYTES: Final = 64 * 1024
 _GENERATION: Final = re.compile(rb"generation-([0-9]{6,})")

@@ -23,15 +23,14 @@ from typing import Any, Final
 import numpy as np
 
 from store.admin.manifest import MANIFEST, CopiedFile, Manifest, is_place
-from store.directory import FORMAT_FILE, StoreDirectory, write_format
+from store.directory import EDGE_CHECKPOINT, FORMAT_FILE, JOB_CHECKPOINT, StoreDirectory, write_format
 from store.edge.journal_heads import CHECKPOINT_KEYS
-from store.edge.recovery import CHECKPOINT, settled_ends
+from store.edge.recovery import settled_ends
 from store.edge.store import EdgeStore
 from store.errors import Corrupt, StoreUnusable
 from store.incarnations import INCARNATIONS, Lineage
 from store.io import disk
 from store.io.pages import EDGE_MAGIC, PAGE_BYTES, EdgeSlot, PublishedPage
-from store.job.store import CHECKPOINT as JOB_CHECKPOINT
 from store.job.store import JobStore
 from store.progress import Progress, no_progress
 from store.tables import names as dictionary
@@ -91,7 +90,7 @@ class _Noted:
     def __init__(self, directory: StoreDirectory) -> None:
         root = directory.root
         try:
-            checkpoint = disk.read_json(root / CHECKPOINT, CHECKPOINT_KEYS) or {}
+            checkpoint = disk.read_json(root / EDGE_CHECKPOINT, CHECKPOINT_KEYS) or {}
         except Corrupt:  # the restore finds it all in the log, as the edge would
             checkpoint = {}
         page = PublishedPage(root / "edge.published", EDGE_MAGIC) if (root / "edge.published").exists() else None
@@ -165,7 +164,7 @@ def _note_ends(path: Path, manifest: Manifest) -> None:
         "positions": manifest.positions,
         "clean": False,
     }
-    disk.write_json(path / CHECKPOINT, state, CHECKPOINT)
+    disk.write_json(path / EDGE_CHECKPOINT, state, EDGE_CHECKPOINT)
     page = np.zeros(PAGE_BYTES // 8, "<i8")
     page[0], page[EdgeSlot.LOG_END] = EDGE_MAGIC, manifest.log_end
     page[EdgeSlot.HALF_END], page[EdgeSlot.OP_END] = manifest.half_end or 0, manifest.op_end or 0

@@ -8,9 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from store.directory import Lock, StoreDirectory
+from store.directory import EDGE_CHECKPOINT, Lock, StoreDirectory
 from store.edge import journal_heads
-from store.edge.recovery import CHECKPOINT
 from store.errors import Corrupt
 from store.io import disk, journal
 
@@ -23,7 +22,7 @@ def repair(path: Path) -> dict[str, dict[str, Any]]:
     StoreDirectory(path)
     with Lock(path / "edge.lock", "the edge of this store"):
         try:
-            checkpoint = disk.read_json(path / CHECKPOINT, journal_heads.CHECKPOINT_KEYS)
+            checkpoint = disk.read_json(path / EDGE_CHECKPOINT, journal_heads.CHECKPOINT_KEYS)
         except Corrupt:
             checkpoint = None
         found = journal_heads.problems(path, checkpoint)
@@ -31,7 +30,7 @@ def repair(path: Path) -> dict[str, dict[str, Any]]:
         if done and checkpoint is not None:
             noted = checkpoint.get(journal_heads.KEY) or {}
             checkpoint[journal_heads.KEY] = {name: extent for name, extent in noted.items() if name not in done}
-            disk.write_json(path / CHECKPOINT, checkpoint, CHECKPOINT)
+            disk.write_json(path / EDGE_CHECKPOINT, checkpoint, EDGE_CHECKPOINT)
         return done
 
 

@@ -21,7 +21,6 @@ from store.inspect.verify.files import Findings, SegmentFiles, map_bytes
 from store.inspect.verify.redo import RedoScan
 from store.io.journal import decode as decode_journal
 from store.io.pages import EdgeSlot, JobSlot
-from store.read.readers import topic_queue_name
 from store.records import (
     ENTRY,
     NO_POSITION,
@@ -43,6 +42,7 @@ from store.tables.consume_queue import REASON_SHIFT
 from store.tables.consumers import decode as decode_consumer
 from store.tables.frames import Frame, FrameKind
 from store.tables.names import Dictionary
+from store.tables.queue_files import topic_queue_name
 from store.tables.redo_log import KIND_SHIFT, MARKER, NUMBER_MASK, TOTALS, RedoKind
 
 Record = dict[str, object]

@@ -28,25 +28,24 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from store.directory import Geometry, Lock, StoreDirectory
+from store.directory import JOB_CHECKPOINT, Geometry, Lock, StoreDirectory
 from store.errors import BatchBeyondCursor, Corrupt, CursorBeyondLog, FlushFailed, NoRoom, StoreUnusable
 from store.io import disk, growing_files
 from store.io.arrays import last_of_each
 from store.io.pages import JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
 from store.job.retention import Ledger
 from store.progress import Progress, no_progress
-from store.read.readers import LogReader, topic_queue_name
+from store.read.readers import LogReader
 from store.records import ENTRY, ROW, State, pack_words, queue_key_of, queue_offset_of, state_of, topic_of_key
 from store.tables import names as dictionary
 from store.tables import redo_log
 from store.tables.consume_queue import REASON_SHIFT, GrowingQueue, make_entries
 from store.tables.names import Dictionary
 from store.tables.queue_extents import Catalogue
-from store.tables.queue_files import QueueFiles
+from store.tables.queue_files import QueueFiles, topic_queue_name
 from store.tables.redo_log import MARKER_ENTRIES, REDO, TOTALS, Marker, RedoKind, RedoLog, kinds_of, numbers_of
 from store.tables.state_table import StateTable
 
-CHECKPOINT: Final = "job.checkpoint"
 _CHECKPOINT_KEYS: Final = ("generation", "redo_end", "marker", "ledger", "clean")
 #: Replaying this many entries takes well under two seconds.
 CHECKPOINT_ENTRIES: Final = 2_000_000
@@ -446,7 +445,7 @@ class JobStore:
             "queues": [(key, *self.catalogue.extent(key)) for key in self.catalogue.queue_keys()],
             "clean": clean,
         }
-        disk.write_json(self.directory.root / CHECKPOINT, state, CHECKPOINT)
+        disk.write_json(self.directory.root / JOB_CHECKPOINT, state, JOB_CHECKPOINT)
         self._unflushed = 0
 
     def _flush_derived(self) -> None:
@@ -562,7 +561,7 @@ class JobStore:
         """1 checkpoint · 2 replay the redo log behind it · 3 cut its torn tail · 4 validate, or rebuild · 5 compare with the
         log · 6 publish, and note it all in a new checkpoint."""
         try:
-            state = disk.read_json(self.directory.root / CHECKPOINT, _CHECKPOINT_KEYS)
+            state = disk.read_json(self.directory.root / JOB_CHECKPOINT, _CHECKPOINT_KEYS)
             reason = "" if state else "there is no checkpoint"
         except Corrupt as error:
             state, reason = None, str(error)

@@ -16,14 +16,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from store.directory import StoreDirectory
-from store.edge.recovery import CHECKPOINT
+from store.directory import EDGE_CHECKPOINT, StoreDirectory
 from store.inspect.verify.files import Array, Findings, Ints, SegmentFiles, map_bytes, read_checked_json, slots_of
 from store.inspect.verify.job import EdgeFiles, JobSide
 from store.inspect.verify.names import CheckedNames
 from store.io import journal
 from store.io.pages import EDGE_MAGIC, EdgeSlot, JobSlot
-from store.read.readers import topic_queue_name
 from store.records import (
     ENTRY,
     IMMUNITY_MAX_S,
@@ -39,6 +37,7 @@ from store.records import (
 )
 from store.tables import ends, frames
 from store.tables.frames import HALF_HEAD, HEAD, MAGIC, OP_HEAD, FrameKind
+from store.tables.queue_files import topic_queue_name
 from store.tables.redo_log import RedoKind
 
 _HEAD: Final = struct.Struct("<IIHBBHH")
@@ -157,7 +156,7 @@ class EdgeSide(EdgeFiles):
     def __init__(self, directory: StoreDirectory, job: JobSide, findings: Findings, quick: bool) -> None:
         self.directory, self.job, self.findings, self.quick = directory, job, findings, quick
         shape, root = directory.geometry, directory.root
-        self.page_path, self.checkpoint_path = root / "edge.published", root / CHECKPOINT
+        self.page_path, self.checkpoint_path = root / "edge.published", root / EDGE_CHECKPOINT
         self.checkpoint = self._read_checkpoint()
         self.clean = bool(self.checkpoint and self.checkpoint["clean"])
         self.op_end, self.half_end, self.log_end = self._read_page()

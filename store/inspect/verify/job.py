@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from store.directory import StoreDirectory
+from store.directory import JOB_CHECKPOINT, StoreDirectory
 from store.inspect.verify.files import (
     Array,
     Findings,
@@ -27,12 +27,11 @@ from store.inspect.verify.files import (
 )
 from store.inspect.verify.redo import RedoScan, Replay, marker_pending
 from store.io.pages import JOB_MAGIC, JobSlot
-from store.job.store import CHECKPOINT
-from store.read.readers import topic_queue_name
 from store.records import ENTRY, ROW, STATE_MASK, State, queue_key_of, queue_offset_of, topic_of_key
 from store.tables import queue_extents
 from store.tables.consume_queue import REASON_SHIFT
 from store.tables.queue_extents import SLOT
+from store.tables.queue_files import topic_queue_name
 from store.tables.redo_log import KIND_SHIFT, MARKER, NUMBER_MASK, REDO, TOTALS, RedoKind
 
 NUMBERED: Final = ("check", "proposal", "discard", "quarantine")
@@ -76,7 +75,7 @@ class JobSide:
     def __init__(self, directory: StoreDirectory, findings: Findings) -> None:
         self.directory, self.findings = directory, findings
         self.geometry = directory.geometry
-        self.page_path, self.checkpoint_path = directory.root / "job.published", directory.root / CHECKPOINT
+        self.page_path, self.checkpoint_path = directory.root / "job.published", directory.root / JOB_CHECKPOINT
         self.present = directory.transaction.exists() or self.page_path.exists() or self.checkpoint_path.exists()
         self.clean = False
         self.replay: Replay | None = None

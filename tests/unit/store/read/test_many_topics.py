@@ -13,10 +13,10 @@ import pytest
 from store.errors import IllegalName
 from store.inspect.verify.store import verify
 from store.io import disk
-from store.read.readers import topic_queue_name
 from store.records import queue_key_of, queue_offset_of, topic_of_key
 from store.tables.frames import Message
 from store.tables.queue_extents import SLOTS_PER_FILE, Catalogue
+from store.tables.queue_files import topic_queue_name
 from tests.support.service import Service
 
 SETTLE = """
