@@ -141,6 +141,11 @@ class SegmentFiles:
         """A problem at a logical offset."""
         self.findings.add(*self.place(offset), reason)
 
+    def add_where(self, offsets: Ints, wrong: Any, within: int, reason: str) -> None:
+        """The same problem `within` bytes behind each of the offsets that is wrong."""
+        for offset in offsets[wrong].tolist():
+            self.add(offset + within, reason)
+
     def read(self, offset: int, size: int) -> Bytes:
         """Bytes at a logical offset; zeros where there is no file."""
         parts: list[Bytes] = []

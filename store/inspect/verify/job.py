@@ -7,13 +7,13 @@ was applied before. Batches between the two may or may not be applied yet: what 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from store.directory import JOB_CHECKPOINT, StoreDirectory
+from store.inspect.verify.edge_files import EdgeFiles
 from store.inspect.verify.files import (
     Array,
     Findings,
@@ -51,22 +51,6 @@ _PUBLISHED: Final = (
 )
 _USED_SLOTS: Final = {0, *range(JobSlot.TOTALS, JobSlot.TOTALS + len(TOTALS)), *slots_of(JobSlot)}
 GENERATION_NAMES: Final = ("statetable", "topics", *NUMBERED, "catalogue")
-
-
-class EdgeFiles:
-    """What the job's side needs to know of the edge's: filled in by `verify_edge`."""
-
-    log: SegmentFiles
-    op_queue: SegmentFiles
-    op_begin: int
-    #: Ids of halves before it are gone.
-    half_floor: int
-    #: Number of queues of each topic, by topic_no.
-    queues: list[int]
-    #: How many topics had each number before.
-    editions: list[int]
-    tags_at: Callable[[Ints], Ints]
-    frames_known: Callable[[Ints, Ints], Any]
 
 
 class JobSide:

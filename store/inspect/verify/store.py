@@ -30,9 +30,11 @@ from typing import Final
 from store.directory import FORMAT_FILE, StoreDirectory, format_of
 from store.errors import Corrupt
 from store.incarnations import INCARNATIONS
-from store.inspect.verify.edge import EdgeSide
+from store.inspect.verify.edge.side import EdgeSide
+from store.inspect.verify.edge_files import EdgeFiles
 from store.inspect.verify.files import Findings, Problem, Report, check_names
 from store.inspect.verify.job import JobSide
+from store.inspect.verify.log_walk import LogWalk
 from store.inspect.verify.small import check_small_files
 from store.io.wakeup import EDGE_WAKE, JOB_WAKE
 
@@ -72,12 +74,13 @@ def _look(directory: StoreDirectory, quick: bool) -> tuple[Report, bool]:
     findings = Findings()
     _check_format(directory, findings)
     job = JobSide(directory, findings)
-    edge = EdgeSide(directory, job, findings, quick)
-    edge.walk()
+    edge = EdgeFiles(directory, findings, quick)
+    side = EdgeSide(edge, job)
+    side.check()
     job.compare(edge)
-    check_small_files(directory, edge, job, findings, quick)
+    check_small_files(directory, edge, side.walk, job, findings)
     _check_directories(directory, findings)
-    return Report(findings.problems(), _summary(edge, job, findings)), edge.clean and (job.clean or not job.present)
+    return Report(findings.problems(), _summary(edge, side.walk, job, findings)), edge.clean and (job.clean or not job.present)
 
 
 def _check_format(directory: StoreDirectory, findings: Findings) -> None:
@@ -101,9 +104,9 @@ def _check_directories(directory: StoreDirectory, findings: Findings) -> None:
         check_names(directory.root / shards, ["0"], findings)
 
 
-def _summary(edge: EdgeSide, job: JobSide, findings: Findings) -> dict[str, object]:
+def _summary(edge: EdgeFiles, walk: LogWalk, job: JobSide, findings: Findings) -> dict[str, object]:
     summary: dict[str, object] = {
-        "frames": edge.log_walk.frames,
+        "frames": walk.frames,
         "halves": edge.half_end - edge.half_begin,
         "ops": edge.op_end - edge.op_begin,
         "log_bytes": edge.log_end - edge.log.begin,
