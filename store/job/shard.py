@@ -30,10 +30,11 @@ import numpy as np
 import numpy.typing as npt
 
 from store.directory import Geometry, Lock
-from store.errors import BatchBeyondCursor, Corrupt
+from store.errors import Corrupt
 from store.io import disk
+from store.job.apply import apply_rows
+from store.job.batch import Batch
 from store.job.retention import Ledger
-from store.job.store import Batch, apply_rows
 from store.job.undeliverable import Refusal, Undeliverables
 from store.records import State, state_of
 from store.tables import redo_log
@@ -168,10 +169,6 @@ class ShardStore:
     # --- batches --------------------------------------------------------------------------------------------------------------
     def batch(self, *, half_cursor: int, op_cursor: int, now_ms: int) -> Batch:
         """Begin a batch that will move the cursors to these values."""
-        if half_cursor < self.marker.half_cursor or op_cursor < self.marker.op_cursor:
-            raise BatchBeyondCursor(
-                f"cursors go forward only: {half_cursor}, {op_cursor} after {self.marker.half_cursor}, {self.marker.op_cursor}"
-            )
         return Batch(self.marker, half_cursor=half_cursor, op_cursor=op_cursor, now_ms=now_ms)
 
     def apply(

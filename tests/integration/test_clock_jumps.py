@@ -86,7 +86,7 @@ class World:
         """How many messages of the topic can be read."""
         store, found = self.job.store, 0
         begin, end = store.catalogue.extent(0)
-        for offset, size_bytes, _ in store._queue(topic_queue_name(0, 0)).read(begin, end).tolist():
+        for offset, size_bytes, _ in store._files.queue(topic_queue_name(0, 0)).read(begin, end).tolist():
             try:
                 found += store.log.log.read(offset, size_bytes).body == b"m" * 2000
             except (StoreError, IndexError):
