@@ -15,7 +15,7 @@ from store.errors import Corrupt
 from store.incarnations import INCARNATIONS, Lineage
 from store.inspect.verify.edge_files import EdgeFiles
 from store.inspect.verify.files import Findings, SegmentFiles, first_nonzero, list_directory, map_bytes
-from store.inspect.verify.job import JobSide
+from store.inspect.verify.job_files import JobFiles
 from store.inspect.verify.journals import check_journal
 from store.inspect.verify.log_walk import LogWalk
 from store.io import disk
@@ -34,7 +34,7 @@ _CURSOR_SLOTS: Final = 8
 _DEDUP_KEY: Final = frames.PropertyFinder(frames.DEDUP_KEY)
 
 
-def check_small_files(directory: StoreDirectory, edge: EdgeFiles, walk: LogWalk, job: JobSide, findings: Findings) -> None:
+def check_small_files(directory: StoreDirectory, edge: EdgeFiles, walk: LogWalk, job: JobFiles, findings: Findings) -> None:
     """All of them; each may be missing."""
     root = directory.root
     _check_cursors(root / "edge.cursors", job, findings)
@@ -71,7 +71,7 @@ def _check_round(path: Path, findings: Findings) -> None:
         findings.add(path, 0, "round_no or begun_ms is missing")
 
 
-def _check_cursors(path: Path, job: JobSide, findings: Findings) -> None:
+def _check_cursors(path: Path, job: JobFiles, findings: Findings) -> None:
     content = map_bytes(path)
     if content is None:
         return

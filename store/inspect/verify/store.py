@@ -33,7 +33,8 @@ from store.incarnations import INCARNATIONS
 from store.inspect.verify.edge.side import EdgeSide
 from store.inspect.verify.edge_files import EdgeFiles
 from store.inspect.verify.files import Findings, Problem, Report, check_names
-from store.inspect.verify.job import JobSide
+from store.inspect.verify.job.side import check_derived
+from store.inspect.verify.job_files import JobFiles
 from store.inspect.verify.log_walk import LogWalk
 from store.inspect.verify.small import check_small_files
 from store.io.wakeup import EDGE_WAKE, JOB_WAKE
@@ -73,14 +74,15 @@ def _look(directory: StoreDirectory, quick: bool) -> tuple[Report, bool]:
     """One look at everything; and whether both sides were closed in order before."""
     findings = Findings()
     _check_format(directory, findings)
-    job = JobSide(directory, findings)
+    job = JobFiles(directory, findings)
     edge = EdgeFiles(directory, findings, quick)
     side = EdgeSide(edge, job)
     side.check()
-    job.compare(edge)
+    figures = check_derived(job, edge)
     check_small_files(directory, edge, side.walk, job, findings)
     _check_directories(directory, findings)
-    return Report(findings.problems(), _summary(edge, side.walk, job, findings)), edge.clean and (job.clean or not job.present)
+    report = Report(findings.problems(), _summary(edge, side.walk, job, figures, findings))
+    return report, edge.clean and (job.clean or not job.present)
 
 
 def _check_format(directory: StoreDirectory, findings: Findings) -> None:
@@ -104,7 +106,7 @@ def _check_directories(directory: StoreDirectory, findings: Findings) -> None:
         check_names(directory.root / shards, ["0"], findings)
 
 
-def _summary(edge: EdgeFiles, walk: LogWalk, job: JobSide, findings: Findings) -> dict[str, object]:
+def _summary(edge: EdgeFiles, walk: LogWalk, job: JobFiles, figures: dict[str, object], findings: Findings) -> dict[str, object]:
     summary: dict[str, object] = {
         "frames": walk.frames,
         "halves": edge.half_end - edge.half_begin,
@@ -120,7 +122,7 @@ def _summary(edge: EdgeFiles, walk: LogWalk, job: JobSide, findings: Findings) -
             "job_closed_in_order": job.clean,
             "derived_files_compared": job.comparable,
             "states": job.states(),
-            **job.counts,
+            **figures,
         }
     if findings.notes:
         summary["notes"] = findings.notes

@@ -11,7 +11,7 @@ from store.inspect.verify.edge.log_queues import front_before_log
 from store.inspect.verify.edge.suspects import SuspectOps
 from store.inspect.verify.edge_files import EdgeFiles
 from store.inspect.verify.files import Array, Findings, Ints, SegmentFiles
-from store.inspect.verify.job import JobSide
+from store.inspect.verify.job_files import JobFiles
 from store.inspect.verify.log_walk import LogWalk
 from store.records import ENTRY, STATE_MASK, OpKind, State
 from store.tables import frames
@@ -27,7 +27,7 @@ _MARK_AFTER[1:5] = (State.COMMITTED, State.ROLLED_BACK, State.DISCARDED_MAX, Sta
 class EndsReplay:
     """The mark of each half as the ops leave it: after all of them, and after those that the job has settled."""
 
-    def __init__(self, edge: EdgeFiles, job: JobSide, walk: LogWalk, halves: Halves, suspects: SuspectOps) -> None:
+    def __init__(self, edge: EdgeFiles, job: JobFiles, walk: LogWalk, halves: Halves, suspects: SuspectOps) -> None:
         self._edge, self._job, self._walk, self._halves, self._suspects = edge, job, walk, halves, suspects
         self._mark, self._settled = np.zeros(len(halves), np.uint8), np.zeros(len(halves), np.uint8)
         self._ended = np.zeros(len(halves), bool)

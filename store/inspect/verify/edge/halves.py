@@ -11,7 +11,7 @@ from store.inspect.verify.edge.log_queues import check_entries_left, compare_que
 from store.inspect.verify.edge.messages import MessageFrames
 from store.inspect.verify.edge_files import EdgeFiles
 from store.inspect.verify.files import Array, Ints
-from store.inspect.verify.job import JobSide
+from store.inspect.verify.job_files import JobFiles
 from store.inspect.verify.log_walk import LogWalk
 from store.records import IMMUNITY_MAX_S, NO_POSITION, STATE_MASK, State, immunity_of
 from store.tables import frames
@@ -22,7 +22,7 @@ _UNSEEN: Final = -2
 class Halves:
     """One item for each half that the half queue still has."""
 
-    def __init__(self, edge: EdgeFiles, job: JobSide, walk: LogWalk, numbers: NumberOrder) -> None:
+    def __init__(self, edge: EdgeFiles, job: JobFiles, walk: LogWalk, numbers: NumberOrder) -> None:
         self._edge, self._job, self._walk, self.numbers = edge, job, walk, numbers
         self._messages = MessageFrames(edge)
         count = max(0, edge.half_end - edge.half_begin)

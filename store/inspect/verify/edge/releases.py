@@ -9,7 +9,7 @@ import numpy as np
 from store.inspect.verify.edge.suspects import SuspectOps
 from store.inspect.verify.edge_files import EdgeFiles
 from store.inspect.verify.files import Ints
-from store.inspect.verify.job import JobSide
+from store.inspect.verify.job_files import JobFiles
 from store.inspect.verify.log_walk import LogWalk
 from store.io.pages import JobSlot
 from store.tables.redo_log import RedoKind
@@ -18,7 +18,7 @@ from store.tables.redo_log import RedoKind
 class Releases:
     """Remembers which releases of the redo log an op asks for."""
 
-    def __init__(self, edge: EdgeFiles, job: JobSide, walk: LogWalk, suspects: SuspectOps) -> None:
+    def __init__(self, edge: EdgeFiles, job: JobFiles, walk: LogWalk, suspects: SuspectOps) -> None:
         self._edge, self._job, self._walk, self._suspects = edge, job, walk, suspects
         self._seen = np.zeros(len(job.replay.position) if job.replay else 0, bool)
 

@@ -15,7 +15,7 @@ from store.inspect.verify.edge.releases import Releases
 from store.inspect.verify.edge.suspects import SuspectOps
 from store.inspect.verify.edge_files import EdgeFiles
 from store.inspect.verify.files import Ints
-from store.inspect.verify.job import JobSide
+from store.inspect.verify.job_files import JobFiles
 from store.inspect.verify.log_walk import LogWalk
 from store.io.pages import EdgeSlot
 from store.records import topic_of_key
@@ -26,7 +26,7 @@ from store.tables.queue_files import topic_queue_name
 class EdgeSide:
     """Puts the checks of the edge's side together."""
 
-    def __init__(self, files: EdgeFiles, job: JobSide) -> None:
+    def __init__(self, files: EdgeFiles, job: JobFiles) -> None:
         self.files, self._job = files, job
         self.walk = walk = LogWalk(files.log, files.quick)
         noted_log_end = files.checkpoint["log_end"] if files.checkpoint else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from store.inspect.verify.edge_files import EdgeFiles
-from store.inspect.verify.job import JobSide
+from store.inspect.verify.job_files import JobFiles
 from store.inspect.verify.log_walk import LogWalk
 from store.records import ENTRY
 
@@ -13,7 +13,7 @@ from store.records import ENTRY
 class SuspectOps:
     """Grows with the damage that the walk finds."""
 
-    def __init__(self, edge: EdgeFiles, job: JobSide, walk: LogWalk) -> None:
+    def __init__(self, edge: EdgeFiles, job: JobFiles, walk: LogWalk) -> None:
         self._edge, self._job, self._walk = edge, job, walk
         self._halves: set[int] = set()
         self._damage_known = -1
