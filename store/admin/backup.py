@@ -1,7 +1,7 @@
 """Backup and restore of a store, the backup while it runs.
 
 Only truth is copied: redo log, consumers, commit log, dictionary, audit; and from the job's checkpoint how far topic queues reach.
-What is derived is made anew by the restore. The order decides what a copy of a running store is worth:
+The restore rebuilds what is derived. The order makes the copy of a running store consistent:
 
     1  the job's checkpoint and the redo log, so that no cursor lies beyond the log
     2  consumers, so that no group has read beyond it
@@ -45,7 +45,7 @@ _ZEROS: Final = bytes(_CHUNK)
 
 
 def backup(path: Path, dest: Path, progress: Progress = no_progress) -> dict[str, Any]:
-    """Copy a store, running or not, into a new or empty directory. What was copied."""
+    """Copy a store, running or not, into a new or empty directory. Returns what was copied."""
     directory = StoreDirectory(path)
     _require_empty(dest)
     disk.make_directory(dest)
@@ -98,7 +98,7 @@ class _Noted:
         def larger(name: str, slot: int) -> int:
             return max(int(checkpoint.get(name, 0)), 0 if page is None else page[slot])
 
-        # Ops before halves before the log: whatever is numbered here lies before log_end.
+        # Ops before halves before the log: what these ends cover lies before log_end.
         self.op_end = larger("op_end", EdgeSlot.OP_END)
         self.half_end = larger("half_end", EdgeSlot.HALF_END)
         self.log_end = larger("log_end", EdgeSlot.LOG_END)
@@ -126,9 +126,9 @@ def restore(source: Path, path: Path, progress: Progress = no_progress) -> dict[
             copier.checked(each)
     _note_ends(path, manifest)
     lineage = Lineage.read(path, manifest.store_id).restored(path)
-    # It makes the directory a store: last, so that an interrupted restore is none.
+    # format.json makes the directory a store. It comes last, so that an interrupted restore leaves no store.
     write_format(path, lineage.store_id, manifest.geometry, needs)
-    # How long dedup keys count is a setting of the edge, which is not known here: none may be taken for an old one and go.
+    # The edge's dedup window is not known here: keep every dedup key.
     with EdgeStore(path, dedup_window_s=EVERY_KEY_S, progress=progress) as edge, JobStore(path, progress=progress) as job:
         # Only now: rows before it are no longer made, but messages may lie there that can still be read.
         edge.half_begin = max(edge.half_begin, manifest.half_begin)

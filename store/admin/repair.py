@@ -1,6 +1,6 @@
-"""Repair: go on with what can be read of `consumers` and `audit`, where the edge refuses to.
+"""Repair: keep what can be read of damaged `consumers` and `audit` journals, with which the edge refuses to start.
 
-Nothing can tell the lost records again, so nobody but an operator decides this. The file as it was is kept under `lost+found`.
+The lost records exist nowhere else, so an operator must decide this. The original file is kept under `lost+found`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ KEPT_IN: Final = "lost+found"
 
 
 def repair(path: Path) -> dict[str, dict[str, Any]]:
-    """Mend the journals of the store in `path` that are damaged or gone. By name: what was wrong, how many records are left, and
-    where the file lies as it was."""
+    """Repair the journals of the store in `path` that are damaged or missing. By name: what was wrong, how many records are left,
+    and where the original file is."""
     StoreDirectory(path)
     with Lock(path / "edge.lock", "the edge of this store"):
         try:

@@ -1,7 +1,7 @@
 """Dump: the records of one file family, decoded, one at a time. Reads only, takes no lock, may run beside the writers.
 
 Numbers become names where a dictionary knows them, words and positions are split into their fields. A record that fails its check
-is dumped with what is known of it and `corrupt`: the reason; the dump goes on behind it.
+is dumped with what is known of it and `corrupt`: the reason; the dump continues behind it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def dump(path: Path, what: str, topic: str | None = None, start: int = 0, limit:
 
 
 class _Source:
-    """A store opened for dumping: whatever is missing or damaged is simply not there."""
+    """A store opened for dumping. What is missing or damaged is left out."""
 
     def __init__(self, path: Path) -> None:
         self.directory = StoreDirectory(path)
@@ -206,7 +206,7 @@ class _Source:
                 record: Record = {"half_offset": number, **_word(word), "stored_at_s": stored_at_s, "group": self.group(group_no)}
                 record |= {"commit_log_offset": offset, "size_bytes": size}
                 if state_of(word) in (0, 7):
-                    record["corrupt"] = "a row before the cursor whose state is none"
+                    record["corrupt"] = "a row before the cursor that has no state"
                 yield record
 
     def redo(self, start: int) -> Iterator[Record]:

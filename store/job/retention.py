@@ -1,4 +1,4 @@
-"""Retention: what may be deleted, so that disk use is bounded whatever consumers do and nothing pending is ever lost.
+"""Retention: what may be deleted, so that disk use is bounded and nothing pending is ever lost. Slow consumers keep nothing.
 
 Files go whole and only from the front. The job decides, deletes its own and publishes low-water marks; the edge deletes behind
 them.
@@ -11,9 +11,8 @@ older than fileReservedTime. Its id is then `gone`. (The file itself stays until
 - A redo file goes when every row and every ordinary message that its batches speak of is gone.
 
 The ledger keeps the newest touch of each segment and state file, in the job's checkpoint; a replay touches the same again.
-After a rebuild from the redo log
-touches are those of the replayed batches. Times err on the late side: a file may stay longer, never shorter. A touch that lies
-ahead of now (the clock was put back since) becomes one of now: a file stays for fileReservedTime from here, not from there.
+After a rebuild from the redo log, touches are those of the replayed batches. Times err on the late side: a file may stay longer,
+never shorter. A touch that lies ahead of now (the clock was set back) becomes one of now.
 """
 
 from __future__ import annotations
@@ -98,8 +97,10 @@ class Ledger:
                 touches[number] = now_ms
 
     def advance(self, settled: Settled, now_ms: int, retention_ms: int, leapt_ms: int = 0) -> int:
-        """Work out the low-water marks as the rules say now. They may go back: a discarded half that was resumed counts anew.
-        Returns the first row that must stay. `leapt_ms`: by how much the clock leapt within retention_ms; that is no age."""
+        """Compute the low-water marks. They may go back: a discarded half that was resumed is pending again.
+
+        Returns the first row that must stay. `leapt_ms`: by how much the clock leapt within retention_ms; it does not age files.
+        """
         self.not_ahead_of(now_ms)
         oldest = now_ms - leapt_ms - retention_ms
         self.log_low_water = self._log_low(settled, oldest)
@@ -124,8 +125,8 @@ class Ledger:
         return settled.table.allocated
 
     def _first_framed(self, settled: Settled) -> int:
-        """The first row whose frame must stay, whatever its file: where halves are rare, a state file takes years to fill, and
-        the redo log behind its first row would only grow."""
+        """The first row whose frame must stay, not only the first of a state file: where halves are rare, a file takes years to
+        fill, and the redo log behind its first row would only grow."""
         log_end, size = settled.log.page[EdgeSlot.LOG_END], self._geometry.state_rows_per_file
         for file_no in settled.table.file_numbers():
             rows = settled.table.rows_of(file_no)[: max(0, settled.marker.half_cursor - file_no * size)]

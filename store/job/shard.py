@@ -104,9 +104,9 @@ class ShardStore:
         return self.table.pending == self.marker.pending
 
     # --- groups ---------------------------------------------------------------------------------------------------------------
-    # A row holds its group's number, and numbers mean nothing without their names. So each batch tells the name of every number
-    # that its row images use: in the redo partition a name lives exactly as long as the rows that need it. Numbers are never given
-    # twice: a marker tells the next free one, because a rebuild does not see names that no row in the redo partition uses.
+    # A row holds its group's number. Each batch carries the names of all numbers that its row images use, so a name stays in the
+    # redo partition exactly as long as the rows that need it. Numbers are never given twice: a marker carries the next free one,
+    # because a rebuild does not see names that no row in the redo partition uses.
     def group_no(self, name: str) -> int:
         """The number of a group; the batch that uses a new one tells it to others (`names_for`)."""
         number = self._numbers.get(name)

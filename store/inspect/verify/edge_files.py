@@ -83,7 +83,7 @@ class EdgeFiles:
             self.findings.add(self.page_path, 0, "not a published page of the edge: wrong magic")
         for slot in sorted(set(range(512)) - _USED_SLOTS):
             if self.page[slot]:
-                self.findings.add(self.page_path, slot * 8, "a slot that nobody uses is not zero")
+                self.findings.add(self.page_path, slot * 8, "an unused slot is not zero")
         if self.clean:
             self._check_page(noted)
             return noted["op_end"], noted["half_end"], noted["log_end"]

@@ -227,7 +227,7 @@ def list_directory(directory: Path, findings: Findings) -> list[str]:
 
 
 def check_names(directory: Path, known: Iterable[str], findings: Findings) -> None:
-    """Whatever lies in a directory and is not known there is a foreign file."""
+    """Report every name in a directory that is not known there."""
     for name in sorted(set(list_directory(directory, findings)) - set(known)):
         findings.add(directory / name, 0, "foreign file: nothing of this name belongs here; move it elsewhere")
 

@@ -97,7 +97,7 @@ class JobFiles:
             self.findings.add(self.page_path, 0, "not a published page of the job: wrong magic")
         for slot in sorted(set(range(512)) - _USED_SLOTS):
             if page[slot]:
-                self.findings.add(self.page_path, slot * 8, "a slot that nobody uses is not zero")
+                self.findings.add(self.page_path, slot * 8, "an unused slot is not zero")
         return page
 
     def _read_generation(self) -> int:
@@ -139,7 +139,7 @@ class JobFiles:
                 self.catalogue.add(at, "a queue that was named before" if key_plus_1 > 0 else "a queue key that does not exist")
                 continue
             if not 0 <= begin <= end:
-                self.catalogue.add(at + 8, f"begin {begin} and end {end} are no extent")
+                self.catalogue.add(at + 8, f"begin {begin} and end {end} are not an extent")
             found[key_plus_1 - 1] = (begin, end, at)
         if self.clean:
             self.catalogue.check_zero_from(used * SLOT.itemsize, "bytes behind the last slot are not zero")
@@ -155,7 +155,7 @@ class JobFiles:
             self.scan.report(self.scan.end)
             return
         if self.clean and noted < end:
-            self.findings.add(self.checkpoint_path, 0, f"a clean exit at {noted}, but the redo log goes on to {end}")
+            self.findings.add(self.checkpoint_path, 0, f"a clean exit at {noted}, but the redo log ends at {end}")
         if self.clean and noted == end:
             self.redo_files.check_zero_from(end, "bytes behind the last batch are not zero")
         if state["generation"] != self.generation and self.clean:

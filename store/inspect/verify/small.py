@@ -56,7 +56,7 @@ def _check_lineage(directory: StoreDirectory, edge: EdgeFiles, findings: Finding
     ids = [each.store_id for each in lineage.ancestors]
     cuts = [each.half_end for each in lineage.ancestors if each.half_end is not None]
     if len({*ids, directory.store_id}) != len(ids) + 1:
-        findings.add(path, 0, "a store is its own ancestor")
+        findings.add(path, 0, "the store is listed as its own ancestor")
     if sorted(cuts) != cuts or any(not 0 <= cut <= edge.half_end for cut in cuts):
         findings.add(path, 0, f"the ancestors' halves end at {cuts}, this store's at {edge.half_end}")
 
@@ -86,7 +86,7 @@ def _check_cursors(path: Path, job: JobFiles, findings: Findings) -> None:
         if not 0 <= slots[number] <= end and (job.comparable or not job.present):
             findings.add(path, number * 8, f"the {name} cursor {int(slots[number])} lies beyond the queue's end {end}")
     for slot in np.flatnonzero(slots[_CURSOR_SLOTS:]).tolist():
-        findings.add(path, (slot + _CURSOR_SLOTS) * 8, "a slot that nobody uses is not zero")
+        findings.add(path, (slot + _CURSOR_SLOTS) * 8, "an unused slot is not zero")
 
 
 def _check_consumers(path: Path, edge: EdgeFiles, findings: Findings) -> None:
@@ -174,7 +174,7 @@ def _check_slot(path: Path, slots: Any, at: int, edge: EdgeFiles, walk: LogWalk)
     digest = slots["digest"][at].tobytes()
     entry = edge.half_queue.records(ENTRY, half, half + 1)[0]
     offset, size = int(entry["commit_log_offset"]), int(entry["size_bytes"])
-    # The entry may be damaged (which is found elsewhere): nobody reads gigabytes because it says so.
+    # The entry may be damaged, which is reported elsewhere: do not read gigabytes because of it.
     fits = edge.log.begin <= offset and offset + size <= edge.log_end and HALF_HEAD.itemsize <= size <= edge.log.segment_bytes
     if fits and not walk.touched_by_damage(offset):
         content = edge.log.read(offset, size).tobytes()

@@ -17,8 +17,8 @@ What is held against what:
     catalogue, pages, checkpoints, cursors, dedup, presence, consumers, audit   against all of these
     everything else in the directory is a foreign file
 
-Where a side was not closed in order (it runs, or it was killed), what lies behind its published ends is its own business: verify
-keeps before them, and looks twice before it reports something there.
+A side that was not closed in order runs, or was killed. What lies behind its published ends is not judged, and a problem before
+them is reported only if a second look finds it, too.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class EndsReplay:
             edge.ends.check_zero_from(edge.half_end, "a mark behind the last half")
 
     def _possible_marks(self, half_offset: int, op_seen: Any) -> set[int]:
-        """Marks that a half may have of which an op is corrupt or was: with that op, without it, or whatever it said."""
+        """Marks that a half may have if one of its ops is or was corrupt: with that op, without it, or any if it is unreadable."""
         edge = self._edge
         entries = edge.op_queue.records(ENTRY, edge.op_begin, edge.op_end)
         numbers = np.flatnonzero(entries["tags_code"] == half_offset)

@@ -63,8 +63,8 @@ class Ops:
     def _check_op_heads(self, offsets: Ints, ops: Array) -> None:
         edge = self._edge
         kind, half = ops["op_kind"], ops["half_offset"]
-        edge.log.add_where(offsets, (kind < OpKind.COMMIT) | (kind > OpKind.RESUME), 52, "an op of a kind that does not exist")
-        edge.log.add_where(offsets, ops["via"] > max(Via), 53, "an op from nobody: via does not exist")
+        edge.log.add_where(offsets, (kind < OpKind.COMMIT) | (kind > OpKind.RESUME), 52, "an op of an unknown kind")
+        edge.log.add_where(offsets, ops["via"] > max(Via), 53, "an op with an unknown via")
         of_asked = kind == OpKind.ASKED
         rest = ops["size_bytes"].astype(np.int64) - OP_HEAD.itemsize - ops["detail_bytes"]
         edge.log.add_where(
