@@ -21,8 +21,8 @@ import numpy as np
 from benchmarks.support import load, report, scratch
 from checker.policy import Policy
 from sinks.kafka import redo
+from store.job.batch import Batch
 from store.job.shard import ShardStore
-from store.job.store import Batch
 from store.records import HALF, OP, OpKind
 from store.tables.redo_log import Marker
 from store.tables.state_table import StateTable

@@ -18,7 +18,8 @@ from benchmarks.support import alternate, load, private_mib, ratio, report, scra
 from checker.decisions import Decision, Tick, decide
 from checker.policy import Policy
 from store.edge.store import EdgeStore, End
-from store.job.store import JobStore, rows_of_halves
+from store.job.batch import rows_of_halves
+from store.job.store import JobStore
 from store.records import HALF, ROW, OpKind, State, pack_word
 from store.tables.frames import Message
 from store.tables.redo_log import Marker, RedoLog, make_images

@@ -1,5 +1,5 @@
 """The embedded deployment's sinks. Releases, check requests, proposals and discards are entries of the store's own queues, written
-when a batch is applied (store.job.store); what is left to do is to tell the edge that there is something new to deliver."""
+when a batch is applied (store.job.apply); what is left to do is to tell the edge that there is something new to deliver."""
 
 from __future__ import annotations
 

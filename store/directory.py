@@ -1,9 +1,9 @@
-"""The directory of a store: its format, its geometry, its places, its locks.
+"""The directory of a store: format, geometry, paths and locks.
 
     format.json                  format version, store id, geometry, what a reader must know, CRC of these
     edge.lock  job.lock          held (flock) by the writer of each side
     edge.published  job.published  see pages.py
-    edge.checkpoint  job.checkpoint  see store.py, store.py
+    edge.checkpoint  job.checkpoint  see edge/recovery.py, job/checkpoint.py
     dictionary  consumers  audit journals
     incarnations                 see incarnations.py; only in a restored store
     presence  checks.cursor  dedup/
@@ -43,6 +43,8 @@ TOPIC_REMOVAL: Final = "topic-removal"
 #: What this release knows of what a format 2 store may need.
 FEATURES: Final = frozenset({TOPIC_REMOVAL})
 FORMAT_FILE: Final = "format.json"
+EDGE_CHECKPOINT: Final = "edge.checkpoint"
+JOB_CHECKPOINT: Final = "job.checkpoint"
 REDO_TOPIC: Final = "TRANSACTION_REDOLOG_TOPIC_XXXX"
 SEGMENT_MIN_BYTES: Final = 64 * 1024
 _GENERATION: Final = re.compile(rb"generation-([0-9]{6,})")
@@ -81,7 +83,7 @@ class Geometry:
 
 
 class StoreDirectory:
-    """Opens or makes the directory and knows where everything lies."""
+    """Opens or makes the directory and knows the path of everything in it."""
 
     def __init__(self, root: Path, geometry: Geometry | None = None, *, create: bool = False) -> None:
         self.root = root
@@ -107,7 +109,7 @@ class StoreDirectory:
         except OSError as error:
             raise disk.unusable(error, path) from error
         except ValueError as error:
-            raise NotAStore(f"{path}: is not what an Escrow store has there ({error})") from error
+            raise NotAStore(f"{path}: not readable as the format file of an Escrow store ({error})") from error
         if not isinstance(found.get("escrow_format"), int):
             raise NotAStore(f"{path}: has no escrow_format: not an Escrow store")
         if found["escrow_format"] > FORMAT_VERSION:
@@ -125,8 +127,8 @@ class StoreDirectory:
         return found
 
     def require(self, feature: str) -> None:
-        """Whoever reads this store must know the feature: durable on return, before the first record that another release would
-        misread."""
+        """Require readers of this store to know a feature. Durable on return: call it before writing the first record that another
+        release would misread."""
         if feature not in self.needs:
             found = write_format(self.root, self.store_id, self.geometry, self.needs | {feature})
             self.format, self.needs = found["escrow_format"], frozenset(found["needs"])
@@ -137,9 +139,9 @@ class StoreDirectory:
             found = self._read_format()
             if found is not None:
                 return found
-            strangers = sorted(set(os.listdir(self.root)) - _TOLERATED - {"make.lock", FORMAT_FILE + disk.TEMPORARY_SUFFIX})
-            if strangers:
-                raise NotAStore(f"{self.root}: is not empty ({strangers[0]}, …) and no Escrow store; choose an empty directory")
+            foreign = sorted(set(os.listdir(self.root)) - _TOLERATED - {"make.lock", FORMAT_FILE + disk.TEMPORARY_SUFFIX})
+            if foreign:
+                raise NotAStore(f"{self.root}: is not empty ({foreign[0]}, …) and not an Escrow store; choose an empty directory")
             return write_format(self.root, new_store_id(), geometry)
 
     def _mismatch(self, asked: Geometry) -> str:
@@ -147,7 +149,7 @@ class StoreDirectory:
         differs = [f"{name} is {mine[name]}, not {theirs[name]}" for name in mine if mine[name] != theirs[name]]
         return f"{self.root}: {'; '.join(differs)}: file sizes are fixed when a store is made; keep them or make a new store"
 
-    # --- places ---
+    # --- paths ---
     @property
     def commit_log(self) -> Path:
         return self.root / "commitlog"
@@ -195,7 +197,7 @@ class StoreDirectory:
         return sorted(int(found[1]) for name in names if (found := _GENERATION.fullmatch(name.encode())))
 
     def likely_generation(self) -> int | None:
-        """The generation in force; the newest that is there where CURRENT does not tell; None where there is none."""
+        """The generation in force; the newest one if CURRENT does not name one; None if there are none."""
         there = self.generations()
         with contextlib.suppress(Corrupt):
             named = self.current_generation()

@@ -16,10 +16,11 @@ import numpy.typing as npt
 from store.directory import StoreDirectory
 from store.errors import StoreError
 from store.io.pages import JobSlot, PublishedPage
-from store.read.readers import TopicReader, topic_queue_name
+from store.read.readers import TopicReader
 from store.records import State, state_of, topic_of_key
 from store.tables import delivery_cursors
 from store.tables.delivery_cursors import Cursors
+from store.tables.queue_files import topic_queue_name
 
 _NOTHING: Final = (0, 0)
 _DISCARDED: Final = (int(State.DISCARDED_MAX), int(State.DISCARDED_EXPIRED))

@@ -1,7 +1,7 @@
 """Backup and restore of a store, the backup while it runs.
 
 Only truth is copied: redo log, consumers, commit log, dictionary, audit; and from the job's checkpoint how far topic queues reach.
-What is derived is made anew by the restore. The order decides what a copy of a running store is worth:
+The restore rebuilds what is derived. The order makes the copy of a running store consistent:
 
     1  the job's checkpoint and the redo log, so that no cursor lies beyond the log
     2  consumers, so that no group has read beyond it
@@ -23,15 +23,14 @@ from typing import Any, Final
 import numpy as np
 
 from store.admin.manifest import MANIFEST, CopiedFile, Manifest, is_place
-from store.directory import FORMAT_FILE, StoreDirectory, write_format
+from store.directory import EDGE_CHECKPOINT, FORMAT_FILE, JOB_CHECKPOINT, StoreDirectory, write_format
 from store.edge.journal_heads import CHECKPOINT_KEYS
-from store.edge.recovery import CHECKPOINT, settled_ends
+from store.edge.recovery import settled_ends
 from store.edge.store import EdgeStore
 from store.errors import Corrupt, StoreUnusable
 from store.incarnations import INCARNATIONS, Lineage
 from store.io import disk
 from store.io.pages import EDGE_MAGIC, PAGE_BYTES, EdgeSlot, PublishedPage
-from store.job.store import CHECKPOINT as JOB_CHECKPOINT
 from store.job.store import JobStore
 from store.progress import Progress, no_progress
 from store.tables import names as dictionary
@@ -46,7 +45,7 @@ _ZEROS: Final = bytes(_CHUNK)
 
 
 def backup(path: Path, dest: Path, progress: Progress = no_progress) -> dict[str, Any]:
-    """Copy a store, running or not, into a new or empty directory. What was copied."""
+    """Copy a store, running or not, into a new or empty directory. Returns what was copied."""
     directory = StoreDirectory(path)
     _require_empty(dest)
     disk.make_directory(dest)
@@ -91,7 +90,7 @@ class _Noted:
     def __init__(self, directory: StoreDirectory) -> None:
         root = directory.root
         try:
-            checkpoint = disk.read_json(root / CHECKPOINT, CHECKPOINT_KEYS) or {}
+            checkpoint = disk.read_json(root / EDGE_CHECKPOINT, CHECKPOINT_KEYS) or {}
         except Corrupt:  # the restore finds it all in the log, as the edge would
             checkpoint = {}
         page = PublishedPage(root / "edge.published", EDGE_MAGIC) if (root / "edge.published").exists() else None
@@ -99,7 +98,7 @@ class _Noted:
         def larger(name: str, slot: int) -> int:
             return max(int(checkpoint.get(name, 0)), 0 if page is None else page[slot])
 
-        # Ops before halves before the log: whatever is numbered here lies before log_end.
+        # Ops before halves before the log: what these ends cover lies before log_end.
         self.op_end = larger("op_end", EdgeSlot.OP_END)
         self.half_end = larger("half_end", EdgeSlot.HALF_END)
         self.log_end = larger("log_end", EdgeSlot.LOG_END)
@@ -128,9 +127,9 @@ def restore(source: Path, path: Path, progress: Progress = no_progress) -> dict[
             copier.checked(each)
     _note_ends(path, manifest)
     lineage = Lineage.read(path, manifest.store_id).restored(path)
-    # It makes the directory a store: last, so that an interrupted restore is none.
+    # format.json makes the directory a store. It comes last, so that an interrupted restore leaves no store.
     write_format(path, lineage.store_id, manifest.geometry, needs)
-    # How long dedup keys count is a setting of the edge, which is not known here: none may be taken for an old one and go.
+    # The edge's dedup window is not known here: keep every dedup key.
     with EdgeStore(path, dedup_window_s=EVERY_KEY_S, progress=progress) as edge, JobStore(path, progress=progress) as job:
         # Only now: rows before it are no longer made, but messages may lie there that can still be read.
         edge.drop_halves_before(manifest.half_begin)
@@ -166,7 +165,7 @@ def _note_ends(path: Path, manifest: Manifest) -> None:
         "positions": manifest.positions,
         "clean": False,
     }
-    disk.write_json(path / CHECKPOINT, state, CHECKPOINT)
+    disk.write_json(path / EDGE_CHECKPOINT, state, EDGE_CHECKPOINT)
     page = np.zeros(PAGE_BYTES // 8, "<i8")
     page[0], page[EdgeSlot.LOG_END] = EDGE_MAGIC, manifest.log_end
     page[EdgeSlot.HALF_END], page[EdgeSlot.OP_END] = manifest.half_end or 0, manifest.op_end or 0

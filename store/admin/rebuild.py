@@ -1,7 +1,7 @@
 """Rebuild: state table and queues anew from the redo log and the commit log, as one command.
 
-The work is `JobStore(rebuild=True)`. Before it the edge's side is opened, which takes its lock, so that nobody writes meanwhile,
-and recovers: after a power failure the op queue has zeros where its entries were not flushed; a rebuild would take them for holes.
+The work is `JobStore(rebuild=True)`. The edge's side is opened first. That takes its lock, so that nothing is written meanwhile,
+and recovers it: after a power failure the op queue has zeros where entries were not flushed, which a rebuild would take for holes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def rebuild(path: Path, progress: Progress = no_progress) -> dict[str, object]:
             f"{path}: the edge has never been opened here, so nothing was ever stored and there is nothing to rebuild; "
             "in a store that was copied by hand, open the edge once first: it writes edge.published anew"
         )
-    # The edge's own setting is not known here: no dedup key may be taken for an old one and go.
+    # The edge's dedup window is not known here: keep every dedup key.
     edge = EdgeStore(path, dedup_window_s=EVERY_KEY_S, progress=progress)
     with edge, JobStore(path, rebuild=True, progress=progress) as job:
         marker = job.marker

@@ -1,6 +1,6 @@
-"""Repair: go on with what can be read of `consumers` and `audit`, where the edge refuses to.
+"""Repair: keep what can be read of damaged `consumers` and `audit` journals, with which the edge refuses to start.
 
-Nothing can tell the lost records again, so nobody but an operator decides this. The file as it was is kept under `lost+found`.
+The lost records exist nowhere else, so an operator must decide this. The original file is kept under `lost+found`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from store.directory import Lock, StoreDirectory
+from store.directory import EDGE_CHECKPOINT, Lock, StoreDirectory
 from store.edge import journal_heads
-from store.edge.recovery import CHECKPOINT
 from store.errors import Corrupt
 from store.io import disk, journal
 from store.io.journal_marks import MarkWriter
@@ -19,12 +18,12 @@ KEPT_IN: Final = "lost+found"
 
 
 def repair(path: Path) -> dict[str, dict[str, Any]]:
-    """Mend the journals of the store in `path` that are damaged or gone. By name: what was wrong, how many records are left, and
-    where the file lies as it was."""
+    """Repair the journals of the store in `path` that are damaged or missing. By name: what was wrong, how many records are left,
+    and where the original file is."""
     StoreDirectory(path)
     with Lock(path / "edge.lock", "the edge of this store"):
         try:
-            checkpoint = disk.read_json(path / CHECKPOINT, journal_heads.CHECKPOINT_KEYS)
+            checkpoint = disk.read_json(path / EDGE_CHECKPOINT, journal_heads.CHECKPOINT_KEYS)
         except Corrupt:
             checkpoint = None
         found = journal_heads.problems(path, checkpoint)
@@ -32,7 +31,7 @@ def repair(path: Path) -> dict[str, dict[str, Any]]:
         if done and checkpoint is not None:
             noted = checkpoint.get(journal_heads.KEY) or {}
             checkpoint[journal_heads.KEY] = {name: extent for name, extent in noted.items() if name not in done}
-            disk.write_json(path / CHECKPOINT, checkpoint, CHECKPOINT)
+            disk.write_json(path / EDGE_CHECKPOINT, checkpoint, EDGE_CHECKPOINT)
         return done
 
 

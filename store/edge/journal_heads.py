@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from store.directory import EDGE_CHECKPOINT
 from store.errors import Corrupt
 from store.incarnations import INCARNATIONS
 from store.io import disk, journal
@@ -20,7 +21,7 @@ from store.tables import names as dictionary
 #: Those that nothing can tell again.
 TRUTH: Final = {consumers.NAME: consumers.MARK_SLOT, audit.NAME: audit.MARK_SLOT}
 KEY: Final = "journals"
-CHECKPOINT: Final = "edge.checkpoint"
+CHECKPOINT: Final = EDGE_CHECKPOINT
 #: Every edge.checkpoint has these.
 CHECKPOINT_KEYS: Final = ("log_end", "half_end", "op_end", "positions", "clean")
 

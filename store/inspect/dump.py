@@ -1,7 +1,7 @@
 """Dump: the records of one file family, decoded, one at a time. Reads only, takes no lock, may run beside the writers.
 
 Numbers become names where a dictionary knows them, words and positions are split into their fields. A record that fails its check
-is dumped with what is known of it and `corrupt`: the reason; the dump goes on behind it.
+is dumped with what is known of it and `corrupt`: the reason; the dump continues behind it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from store.inspect.verify.files import Findings, SegmentFiles, map_bytes
 from store.inspect.verify.redo import RedoScan
 from store.io.journal import decode as decode_journal
 from store.io.pages import EdgeSlot, JobSlot
-from store.read.readers import topic_queue_name
 from store.records import (
     ENTRY,
     NO_POSITION,
@@ -43,6 +42,7 @@ from store.tables.consume_queue import REASON_SHIFT
 from store.tables.consumers import decode as decode_consumer
 from store.tables.frames import Frame, FrameKind
 from store.tables.names import Dictionary
+from store.tables.queue_files import topic_queue_name
 from store.tables.redo_log import KIND_SHIFT, MARKER, NUMBER_MASK, TOTALS, RedoKind
 
 Record = dict[str, object]
@@ -85,7 +85,7 @@ def dump(path: Path, what: str, topic: str | None = None, start: int = 0, limit:
 
 
 class _Source:
-    """A store opened for dumping: whatever is missing or damaged is simply not there."""
+    """A store opened for dumping. What is missing or damaged is left out."""
 
     def __init__(self, path: Path) -> None:
         self.directory = StoreDirectory(path)
@@ -206,7 +206,7 @@ class _Source:
                 record: Record = {"half_offset": number, **_word(word), "stored_at_s": stored_at_s, "group": self.group(group_no)}
                 record |= {"commit_log_offset": offset, "size_bytes": size}
                 if state_of(word) in (0, 7):
-                    record["corrupt"] = "a row before the cursor whose state is none"
+                    record["corrupt"] = "a row before the cursor that has no state"
                 yield record
 
     def redo(self, start: int) -> Iterator[Record]:

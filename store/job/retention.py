@@ -1,4 +1,4 @@
-"""Retention: what may be deleted, so that disk use is bounded whatever consumers do and nothing pending is ever lost.
+"""Retention: what may be deleted, so that disk use is bounded and nothing pending is ever lost. Slow consumers keep nothing.
 
 Files go whole and only from the front. The job decides, deletes its own and publishes low-water marks; the edge deletes behind
 them.
@@ -11,14 +11,13 @@ older than fileReservedTime. Its id is then `gone`. (The file itself stays until
 - A redo file goes when every row and every ordinary message that its batches speak of is gone.
 
 The ledger keeps the newest touch of each segment and state file, in the job's checkpoint; a replay touches the same again.
-After a rebuild from the redo log
-touches are those of the replayed batches. Times err on the late side: a file may stay longer, never shorter. A touch that lies
-ahead of now (the clock was put back since) becomes one of now: a file stays for fileReservedTime from here, not from there.
+After a rebuild from the redo log, touches are those of the replayed batches. Times err on the late side: a file may stay longer,
+never shorter. A touch that lies ahead of now (the clock was set back) becomes one of now.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +25,21 @@ import numpy.typing as npt
 from store.directory import Geometry
 from store.io.arrays import distinct
 from store.io.pages import EdgeSlot
+from store.read.readers import LogReader
 from store.records import STATE_MASK, State
 from store.tables.consume_queue import EntryQueue
-
-if TYPE_CHECKING:
-    from store.job.store import JobStore
-    from store.read.readers import LogReader
-    from store.tables.redo_log import Marker
+from store.tables.redo_log import Marker
+from store.tables.state_table import StateTable
 
 Ints = npt.NDArray[np.int64]
+
+
+class Settled(NamedTuple):
+    """What has been settled: the rows up to the marker, and the log behind them."""
+
+    table: StateTable
+    marker: Marker
+    log: LogReader
 
 
 class Ledger:
@@ -91,16 +96,18 @@ class Ledger:
             for number in [number for number, at_ms in touches.items() if at_ms > now_ms]:
                 touches[number] = now_ms
 
-    def advance(self, job: JobStore, now_ms: int, retention_ms: int, leapt_ms: int = 0) -> int:
-        """Work out the low-water marks as the rules say now. They may go back: a discarded half that was resumed counts anew.
-        Returns the first row that must stay. `leapt_ms`: by how much the clock leapt within retention_ms; that is no age."""
+    def advance(self, settled: Settled, now_ms: int, retention_ms: int, leapt_ms: int = 0) -> int:
+        """Compute the low-water marks. They may go back: a discarded half that was resumed is pending again.
+
+        Returns the first row that must stay. `leapt_ms`: by how much the clock leapt within retention_ms; it does not age files.
+        """
         self.not_ahead_of(now_ms)
         oldest = now_ms - leapt_ms - retention_ms
-        self.log_low_water = self._log_low(job, oldest)
-        self.half_low_water = max(self._half_low(job, oldest), self._first_framed(job))
-        queue = job.log.op_queue
+        self.log_low_water = self._log_low(settled, oldest)
+        self.half_low_water = max(self._half_low(settled, oldest), self._first_framed(settled))
+        queue = settled.log.op_queue
         queue.file.refresh()  # the edge removes files at its front
-        self.op_low_water = self.first_kept(queue, queue.begin, job.marker.op_cursor)
+        self.op_low_water = self.first_kept(queue, queue.begin, settled.marker.op_cursor)
         for touches, low in (
             (self.log_touch, self.log_low_water // self._geometry.commit_log_segment_bytes),
             (self.state_touch, self.half_low_water // self._geometry.state_rows_per_file),
@@ -109,33 +116,33 @@ class Ledger:
                 del touches[number]
         return self.half_low_water
 
-    def _half_low(self, job: JobStore, oldest_ms: int) -> int:
+    def _half_low(self, settled: Settled, oldest_ms: int) -> int:
         size = self._geometry.state_rows_per_file
-        for file_no in job.table.file_numbers():
-            full = job.marker.half_cursor >= (file_no + 1) * size
-            if not full or job.table.pending_by_file.get(file_no, 0) or self.state_touch.get(file_no, 0) >= oldest_ms:
+        for file_no in settled.table.file_numbers():
+            full = settled.marker.half_cursor >= (file_no + 1) * size
+            if not full or settled.table.pending_by_file.get(file_no, 0) or self.state_touch.get(file_no, 0) >= oldest_ms:
                 return file_no * size
-        return job.table.allocated
+        return settled.table.allocated
 
-    def _first_framed(self, job: JobStore) -> int:
-        """The first row whose frame must stay, whatever its file: where halves are rare, a state file takes years to fill, and
-        the redo log behind its first row would only grow."""
-        log_end, size = job.log.page[EdgeSlot.LOG_END], self._geometry.state_rows_per_file
-        for file_no in job.table.file_numbers():
-            rows = job.table.rows_of(file_no)[: max(0, job.marker.half_cursor - file_no * size)]
+    def _first_framed(self, settled: Settled) -> int:
+        """The first row whose frame must stay, not only the first of a state file: where halves are rare, a file takes years to
+        fill, and the redo log behind its first row would only grow."""
+        log_end, size = settled.log.page[EdgeSlot.LOG_END], self._geometry.state_rows_per_file
+        for file_no in settled.table.file_numbers():
+            rows = settled.table.rows_of(file_no)[: max(0, settled.marker.half_cursor - file_no * size)]
             places = rows["commit_log_offset"]
             framed = (places >= self.log_low_water) & (places < log_end)  # a damaged entry may point anywhere
             framed |= (rows["word"] & np.uint32(STATE_MASK)) == np.uint32(State.PREPARED)
             if framed.any():
                 return file_no * size + int(np.argmax(framed))
-        return job.marker.half_cursor
+        return settled.marker.half_cursor
 
-    def _log_low(self, job: JobStore, oldest_ms: int) -> int:
+    def _log_low(self, settled: Settled, oldest_ms: int) -> int:
         """The start of the first segment that must stay. By what this side knows of segments, not by which files it has seen:
         the edge makes them, and another process reads them for the settlement."""
         # First of all, and so before the ends of halves and ops: what is appended meanwhile must stay.
-        limit = job.log.page[EdgeSlot.VISIBLE_END]
-        limit = min(limit, _first_pending_place(job), _unsettled_place(job))
+        limit = settled.log.page[EdgeSlot.VISIBLE_END]
+        limit = min(limit, _first_pending_place(settled), _unsettled_place(settled))
         size = self._geometry.commit_log_segment_bytes
         return size * min([limit // size, *(number for number, at_ms in self.log_touch.items() if at_ms >= oldest_ms)])
 
@@ -173,23 +180,23 @@ def _touch(touches: dict[int, int], places: Ints, size: int, at_ms: int) -> None
         touches[number] = max(touches.get(number, 0), at_ms)
 
 
-def _first_pending_place(job: JobStore) -> int:
+def _first_pending_place(settled: Settled) -> int:
     """commit_log_offset of the oldest pending half. Halves lie in the log in the order of their offsets, so the first row tells."""
-    for file_no in job.table.scannable():
-        rows = job.table.rows_of(file_no)
+    for file_no in settled.table.scannable():
+        rows = settled.table.rows_of(file_no)
         at = int(np.argmax((rows["word"] & np.uint32(STATE_MASK)) == np.uint32(State.PREPARED)))
         return int(rows["commit_log_offset"][at])
     return 1 << 62
 
 
-def _unsettled_place(job: JobStore) -> int:
+def _unsettled_place(settled: Settled) -> int:
     """commit_log_offset of the first frame that has not been settled."""
-    half_end, op_end = job.log.ends()
+    half_end, op_end = settled.log.ends()
     places = [
         int(queue.read(cursor, cursor + 1)["commit_log_offset"][0])
         for queue, cursor, end in (
-            (job.log.half_queue, job.marker.half_cursor, half_end),
-            (job.log.op_queue, job.marker.op_cursor, op_end),
+            (settled.log.half_queue, settled.marker.half_cursor, half_end),
+            (settled.log.op_queue, settled.marker.op_cursor, op_end),
         )
         if cursor < end
     ]

@@ -30,10 +30,11 @@ import numpy as np
 import numpy.typing as npt
 
 from store.directory import Geometry, Lock
-from store.errors import BatchBeyondCursor, Corrupt
+from store.errors import Corrupt
 from store.io import disk
+from store.job.apply import apply_rows
+from store.job.batch import Batch
 from store.job.retention import Ledger
-from store.job.store import Batch, apply_rows
 from store.job.undeliverable import Refusal, Undeliverables
 from store.records import State, state_of
 from store.tables import redo_log
@@ -103,9 +104,9 @@ class ShardStore:
         return self.table.pending == self.marker.pending
 
     # --- groups ---------------------------------------------------------------------------------------------------------------
-    # A row holds its group's number, and numbers mean nothing without their names. So each batch tells the name of every number
-    # that its row images use: in the redo partition a name lives exactly as long as the rows that need it. Numbers are never given
-    # twice: a marker tells the next free one, because a rebuild does not see names that no row in the redo partition uses.
+    # A row holds its group's number. Each batch carries the names of all numbers that its row images use, so a name stays in the
+    # redo partition exactly as long as the rows that need it. Numbers are never given twice: a marker carries the next free one,
+    # because a rebuild does not see names that no row in the redo partition uses.
     def group_no(self, name: str) -> int:
         """The number of a group; the batch that uses a new one tells it to others (`names_for`)."""
         number = self._numbers.get(name)
@@ -168,10 +169,6 @@ class ShardStore:
     # --- batches --------------------------------------------------------------------------------------------------------------
     def batch(self, *, half_cursor: int, op_cursor: int, now_ms: int) -> Batch:
         """Begin a batch that will move the cursors to these values."""
-        if half_cursor < self.marker.half_cursor or op_cursor < self.marker.op_cursor:
-            raise BatchBeyondCursor(
-                f"cursors go forward only: {half_cursor}, {op_cursor} after {self.marker.half_cursor}, {self.marker.op_cursor}"
-            )
         return Batch(self.marker, half_cursor=half_cursor, op_cursor=op_cursor, now_ms=now_ms)
 
     def apply(

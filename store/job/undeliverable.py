@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-#: Of a message that nobody waits for.
+#: Of a message whose order does not matter.
 NO_LANE: Final = 0
 
 Array = np.ndarray[Any, Any]
@@ -29,7 +29,7 @@ class Refusal(NamedTuple):
 
 
 class Undeliverable(NamedTuple):
-    """One that is on the list."""
+    """A message on the list."""
 
     refusal: Refusal
     since_ms: int
@@ -74,7 +74,7 @@ class Undeliverables:
 
     # --- what others ask --------------------------------------------------------------------------------------------------------
     def lanes(self) -> Array:
-        """Those that nobody may overtake, as uint64."""
+        """Lanes that later messages must not overtake, as uint64."""
         found = {each.refusal.lane for each in self._rows.values()} - {NO_LANE}
         return np.fromiter(sorted(found), "<u8", len(found))
 

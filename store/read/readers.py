@@ -24,7 +24,7 @@ from store.tables.consume_queue import ASKED_TAG, ConsumeQueue, GrowingQueue
 from store.tables.frames import CRC_FROM, HALF_HEAD, MAGIC, OP_HEAD, Frame, FrameKind
 from store.tables.names import Dictionary
 from store.tables.queue_extents import Catalogue
-from store.tables.queue_files import QueueFiles
+from store.tables.queue_files import QueueFiles, topic_queue_name
 from store.tables.state_table import StateTable
 
 Array = np.ndarray[Any, Any]
@@ -326,10 +326,6 @@ class TopicReader:
         first = max(first, begin)
         stop = min(end, first + count)
         return first, self.queue(topic_queue_name(topic_no, queue_id)).read(first, stop)
-
-
-def topic_queue_name(topic_no: int, queue_id: int) -> str:
-    return f"topics/{topic_no}/{queue_id}"
 
 
 def open_readers(root: Path) -> tuple[StoreDirectory, LogReader, TopicReader | None, Dictionary]:

@@ -19,6 +19,11 @@ QUEUES_MAX: Final = 65_536
 POINT: Final = "queue"
 
 
+def topic_queue_name(topic_no: int, queue_id: int) -> str:
+    """The name of a topic queue under its generation's directory."""
+    return f"topics/{topic_no}/{queue_id}"
+
+
 class QueueFiles:
     """Queues by name, `topics/<topic_no>/<queue_id>` or a numbered queue's, under one directory."""
 

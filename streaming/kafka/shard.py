@@ -22,8 +22,8 @@ from confluent_kafka import KafkaException
 
 from sinks.kafka import asking, contract, redo, release
 from store.errors import Corrupt, CursorBeyondLog
+from store.job.batch import Batch
 from store.job.shard import ShardStore
-from store.job.store import Batch
 from store.job.undeliverable import Refusal
 from store.records import OpKind, State, Via, state_of
 from store.tables.redo_log import Marker, RedoKind, kinds_of, numbers_of

@@ -3,7 +3,7 @@
     1  drop what lies under the store's own cursor (a repeated batch changes nothing)
     2  match the ops with the rows (checker.matcher)
     3  write all of it and the new cursors to the redo log, one flush (store.job.store)
-    4  apply: rows, topic queues, discard queue (store.job.store)
+    4  apply: rows, topic queues, discard queue (store.job.apply)
 
 Check rounds are batches of their own over the applied table, in parts, so that releases never wait behind a round:
 
@@ -27,7 +27,7 @@ from checker.matcher import Effect, Matched, match, mentioned_halves
 from checker.policy import Policy
 from store.errors import BatchBeyondCursor
 from store.io.arrays import how_many_fit
-from store.job.store import Batch
+from store.job.batch import Batch
 from store.read.readers import LogReader
 from store.records import HALF, OP, ROW, OpKind, State, state_of
 from store.tables.redo_log import Marker

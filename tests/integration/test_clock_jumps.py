@@ -15,9 +15,10 @@ from store.edge.store import EdgeStore, End
 from store.errors import StoreError
 from store.guarded_clock import STATE_FILE
 from store.io.pages import JobSlot
-from store.read.readers import LogReader, topic_queue_name
+from store.read.readers import LogReader
 from store.records import OpKind, State, state_of
 from store.tables.frames import Message
+from store.tables.queue_files import topic_queue_name
 from streaming import service as module
 from streaming.settlement.settle import read_feed
 from streaming.spark.packed_rows import Delivery
@@ -85,7 +86,7 @@ class World:
         """How many messages of the topic can be read."""
         store, found = self.job.store, 0
         begin, end = store.catalogue.extent(0)
-        for offset, size_bytes, _ in store._queue(topic_queue_name(0, 0)).read(begin, end).tolist():
+        for offset, size_bytes, _ in store._files.queue(topic_queue_name(0, 0)).read(begin, end).tolist():
             try:
                 found += store.log.log.read(offset, size_bytes).body == b"m" * 2000
             except (StoreError, IndexError):

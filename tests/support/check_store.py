@@ -26,11 +26,12 @@ from store.errors import Corrupt
 from store.inspect.verify.store import verify
 from store.io.pages import EdgeSlot
 from store.job.store import JobStore
-from store.read.readers import TopicReader, topic_queue_name
+from store.read.readers import TopicReader
 from store.records import OpKind, State, check_count_of, pack_position, state_of, topic_of_key
 from store.tables.consume_queue import REASON_SHIFT
 from store.tables.ends import Verdict
 from store.tables.frames import Frame, FrameKind
+from store.tables.queue_files import topic_queue_name
 from tests.support.history import Ask, EndMany, History, Prepare, Send, Sent, Wish, ident_of
 from tests.support.world import drop, open_edge, open_job, settle_all, tags_from
 

@@ -12,12 +12,13 @@ from runtime.settings import load
 from store.directory import Geometry
 from store.edge.store import EdgeStore, End
 from store.io.pages import JobSlot
-from store.read.readers import LogReader, TopicReader, topic_queue_name
+from store.read.readers import LogReader, TopicReader
 from store.records import OpKind, State, Via, parse_immunity_s
 from store.tables.consume_queue import REASON_SHIFT
 from store.tables.ends import Answer
 from store.tables.frames import Frame, Message
 from store.tables.presence import Presence
+from store.tables.queue_files import topic_queue_name
 from streaming.service import JobService
 
 START_MS = 1_800_000_000_000

@@ -141,6 +141,11 @@ class SegmentFiles:
         """A problem at a logical offset."""
         self.findings.add(*self.place(offset), reason)
 
+    def add_where(self, offsets: Ints, wrong: Any, within: int, reason: str) -> None:
+        """The same problem `within` bytes behind each of the offsets that is wrong."""
+        for offset in offsets[wrong].tolist():
+            self.add(offset + within, reason)
+
     def read(self, offset: int, size: int) -> Bytes:
         """Bytes at a logical offset; zeros where there is no file."""
         parts: list[Bytes] = []
@@ -222,7 +227,7 @@ def list_directory(directory: Path, findings: Findings) -> list[str]:
 
 
 def check_names(directory: Path, known: Iterable[str], findings: Findings) -> None:
-    """Whatever lies in a directory and is not known there is a foreign file."""
+    """Report every name in a directory that is not known there."""
     for name in sorted(set(list_directory(directory, findings)) - set(known)):
         findings.add(directory / name, 0, "foreign file: nothing of this name belongs here; move it elsewhere")
 

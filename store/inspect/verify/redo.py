@@ -1,6 +1,6 @@
 """Verify, the redo log: every batch against its CRC and the one before, and a replay of all of them in memory.
 
-The replay is written a second time here, apart from `store.py`, so that verify does not repeat a mistake made there.
+The replay is written a second time here, apart from `store/job`, so that verify does not repeat a mistake made there.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class RedoScan:
         return first if first >= 0 and (marker < begin or min(before, default=begin) < begin) else begin
 
     def _behind_damage(self, at: int) -> int:
-        """The next valid batch behind a place that is none: then that place is damage, otherwise the log ends there. -1 = ends."""
+        """The next valid batch behind a place without one: that place is then damaged. -1 if there is none: the log ends there."""
         following = self._next_valid(at)
         if following >= 0:
             self.report(at)

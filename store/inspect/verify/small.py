@@ -13,9 +13,11 @@ import numpy as np
 from store.directory import StoreDirectory
 from store.errors import Corrupt
 from store.incarnations import INCARNATIONS, Lineage
-from store.inspect.verify.edge import EdgeSide, check_journal
+from store.inspect.verify.edge_files import EdgeFiles
 from store.inspect.verify.files import Findings, SegmentFiles, first_nonzero, list_directory, map_bytes
-from store.inspect.verify.job import JobSide
+from store.inspect.verify.job_files import JobFiles
+from store.inspect.verify.journals import check_journal
+from store.inspect.verify.log_walk import LogWalk
 from store.io import disk, journal, journal_marks
 from store.io.segments import NAME_DIGITS
 from store.records import ENTRY
@@ -32,7 +34,7 @@ _CURSOR_SLOTS: Final = 8
 _DEDUP_KEY: Final = frames.PropertyFinder(frames.DEDUP_KEY)
 
 
-def check_small_files(directory: StoreDirectory, edge: EdgeSide, job: JobSide, findings: Findings, quick: bool) -> None:
+def check_small_files(directory: StoreDirectory, edge: EdgeFiles, walk: LogWalk, job: JobFiles, findings: Findings) -> None:
     """All of them; each may be missing."""
     root = directory.root
     for path, slot in ((root / consumers.NAME, consumers.MARK_SLOT), (root / audit.NAME, audit.MARK_SLOT)):
@@ -41,12 +43,12 @@ def check_small_files(directory: StoreDirectory, edge: EdgeSide, job: JobSide, f
     _check_consumers(root / "consumers", edge, findings)
     _check_audit(root / "audit", edge, findings)
     _check_presence(root / "presence", edge, findings)
-    _check_dedup(root / "dedup", edge, findings, quick)
+    _check_dedup(root / "dedup", edge, walk, findings)
     _check_round(root / "job.round", findings)
     _check_lineage(directory, edge, findings)
 
 
-def _check_mark(path: Path, slot: int, edge: EdgeSide, findings: Findings) -> None:
+def _check_mark(path: Path, slot: int, edge: EdgeFiles, findings: Findings) -> None:
     """A journal against what the page says of its last flush."""
     survey, problem = journal.survey_marked(path, slot)
     if problem:
@@ -56,7 +58,7 @@ def _check_mark(path: Path, slot: int, edge: EdgeSide, findings: Findings) -> No
         findings.add(edge.page_path, slot * 8, f"the mark of {path.name}: its seal does not fit")
 
 
-def _check_lineage(directory: StoreDirectory, edge: EdgeSide, findings: Findings) -> None:
+def _check_lineage(directory: StoreDirectory, edge: EdgeFiles, findings: Findings) -> None:
     path = directory.root / INCARNATIONS
     try:
         lineage = Lineage.read(directory.root, directory.store_id)
@@ -66,7 +68,7 @@ def _check_lineage(directory: StoreDirectory, edge: EdgeSide, findings: Findings
     ids = [each.store_id for each in lineage.ancestors]
     cuts = [each.half_end for each in lineage.ancestors if each.half_end is not None]
     if len({*ids, directory.store_id}) != len(ids) + 1:
-        findings.add(path, 0, "a store is its own ancestor")
+        findings.add(path, 0, "the store is listed as its own ancestor")
     if sorted(cuts) != cuts or any(not 0 <= cut <= edge.half_end for cut in cuts):
         findings.add(path, 0, f"the ancestors' halves end at {cuts}, this store's at {edge.half_end}")
 
@@ -81,7 +83,7 @@ def _check_round(path: Path, findings: Findings) -> None:
         findings.add(path, 0, "round_no or begun_ms is missing")
 
 
-def _check_cursors(path: Path, job: JobSide, findings: Findings) -> None:
+def _check_cursors(path: Path, job: JobFiles, findings: Findings) -> None:
     content = map_bytes(path)
     if content is None:
         return
@@ -96,10 +98,10 @@ def _check_cursors(path: Path, job: JobSide, findings: Findings) -> None:
         if not 0 <= slots[number] <= end and (job.comparable or not job.present):
             findings.add(path, number * 8, f"the {name} cursor {int(slots[number])} lies beyond the queue's end {end}")
     for slot in np.flatnonzero(slots[_CURSOR_SLOTS:]).tolist():
-        findings.add(path, (slot + _CURSOR_SLOTS) * 8, "a slot that nobody uses is not zero")
+        findings.add(path, (slot + _CURSOR_SLOTS) * 8, "an unused slot is not zero")
 
 
-def _check_consumers(path: Path, edge: EdgeSide, findings: Findings) -> None:
+def _check_consumers(path: Path, edge: EdgeFiles, findings: Findings) -> None:
     given = {int(key): int(following) for key, following in (edge.checkpoint or {}).get("positions", [])}
     for at, payload in check_journal(path, findings, edge.clean):
         try:
@@ -119,7 +121,7 @@ def _check_consumers(path: Path, edge: EdgeSide, findings: Findings) -> None:
             findings.add(path, at, f"has read up to {record.queue_offset}, where no message was ever placed")
 
 
-def _check_audit(path: Path, edge: EdgeSide, findings: Findings) -> None:
+def _check_audit(path: Path, edge: EdgeFiles, findings: Findings) -> None:
     intents: set[int] = set()
     before = b""
     for number, (at, payload) in enumerate(check_journal(path, findings, edge.clean)):
@@ -139,7 +141,7 @@ def _check_audit(path: Path, edge: EdgeSide, findings: Findings) -> None:
             intents.discard(record.about)
 
 
-def _check_presence(path: Path, edge: EdgeSide, findings: Findings) -> None:
+def _check_presence(path: Path, edge: EdgeFiles, findings: Findings) -> None:
     files = SegmentFiles(path, PRESENCE_SEGMENT_BYTES, findings)
     seen = files.records(np.dtype("<i8"), 0, files.end // 8)
     for group_no in np.flatnonzero(seen[: len(edge.groups)] < 0).tolist():
@@ -148,7 +150,7 @@ def _check_presence(path: Path, edge: EdgeSide, findings: Findings) -> None:
         files.check_zero_from(len(edge.groups) * 8, "a group that has no name was seen")
 
 
-def _check_dedup(path: Path, edge: EdgeSide, findings: Findings, quick: bool) -> None:
+def _check_dedup(path: Path, edge: EdgeFiles, walk: LogWalk, findings: Findings) -> None:
     for name in sorted(list_directory(path, findings)):
         content = map_bytes(path / name)
         if len(name) != NAME_DIGITS or not (name.isascii() and name.isdecimal()):
@@ -160,10 +162,10 @@ def _check_dedup(path: Path, edge: EdgeSide, findings: Findings, quick: bool) ->
         if len(content) != slots * SLOT.size or slots & (slots - 1) or slots < dedup.SLOTS_MIN:
             findings.add(path / name, len(content), f"{len(content)} bytes are no table of dedup slots")
             continue
-        _check_dedup_table(path / name, content, edge, findings, quick)
+        _check_dedup_table(path / name, content, edge, walk, findings)
 
 
-def _check_dedup_table(path: Path, content: Any, edge: EdgeSide, findings: Findings, quick: bool) -> None:
+def _check_dedup_table(path: Path, content: Any, edge: EdgeFiles, walk: LogWalk, findings: Findings) -> None:
     slots = content.view(SLOT_DTYPE)
     half = slots["half_plus_1"] - 1
     for at in np.flatnonzero((half < -1) | ((half >= edge.half_end) & edge.clean)).tolist():
@@ -173,33 +175,33 @@ def _check_dedup_table(path: Path, content: Any, edge: EdgeSide, findings: Findi
         at = int(np.flatnonzero(half == -1)[np.argmax(free.any(axis=1))])
         findings.add(path, first_nonzero(content, at * SLOT.size), "a free slot that is not zero")
     used = np.flatnonzero((half >= edge.half_begin) & (half < edge.half_end))
-    if not quick:
+    if not edge.quick:
         for at in used.tolist():
-            _check_slot(path, slots, at, edge, findings)
+            _check_slot(path, slots, at, edge, walk)
 
 
-def _check_slot(path: Path, slots: Any, at: int, edge: EdgeSide, findings: Findings) -> None:
+def _check_slot(path: Path, slots: Any, at: int, edge: EdgeFiles, walk: LogWalk) -> None:
     """A used slot against the half it leads to, and whether a search finds it."""
     half = int(slots["half_plus_1"][at]) - 1
     digest = slots["digest"][at].tobytes()
     entry = edge.half_queue.records(ENTRY, half, half + 1)[0]
     offset, size = int(entry["commit_log_offset"]), int(entry["size_bytes"])
-    # The entry may be damaged (which is found elsewhere): nobody reads gigabytes because it says so.
+    # The entry may be damaged, which is reported elsewhere: do not read gigabytes because of it.
     fits = edge.log.begin <= offset and offset + size <= edge.log_end and HALF_HEAD.itemsize <= size <= edge.log.segment_bytes
-    if fits and not edge.log_walk.touched_by_damage(offset):
+    if fits and not walk.touched_by_damage(offset):
         content = edge.log.read(offset, size).tobytes()
         head = np.frombuffer(content, HALF_HEAD, 1)[0]
         body_end = HALF_HEAD.itemsize + int(head["body_bytes"])
         key = _DEDUP_KEY.find(content[body_end:])
         if key is None or digest != digest_of(int(head["group_no"]), key.decode(errors="replace")):
-            findings.add(path, at * SLOT.size, f"the digest is not that of the key of half {half}")
+            edge.findings.add(path, at * SLOT.size, f"the digest is not that of the key of half {half}")
         if int(slots["stored_at_s"][at]) != int(head["stored_at_ms"]) // 1000:
-            findings.add(path, at * SLOT.size + 24, f"stored_at_s is not that of half {half}")
+            edge.findings.add(path, at * SLOT.size + 24, f"stored_at_s is not that of half {half}")
         if int(slots["body_crc"][at]) != zlib.crc32(content[HALF_HEAD.itemsize : body_end]):
-            findings.add(path, at * SLOT.size + 28, f"the CRC is not that of the body of half {half}")
+            edge.findings.add(path, at * SLOT.size + 28, f"the CRC is not that of the body of half {half}")
     probe = int.from_bytes(digest[:8], "little") % len(slots)
     while probe != at:
         if slots["half_plus_1"][probe] == 0 or slots["digest"][probe].tobytes() == digest:
-            findings.add(path, at * SLOT.size, "a search for this key does not come here")
+            edge.findings.add(path, at * SLOT.size, "a search for this key does not come here")
             return
         probe = (probe + 1) % len(slots)

@@ -17,8 +17,8 @@ What is held against what:
     catalogue, pages, checkpoints, cursors, dedup, presence, consumers, audit   against all of these
     everything else in the directory is a foreign file
 
-Where a side was not closed in order (it runs, or it was killed), what lies behind its published ends is its own business: verify
-keeps before them, and looks twice before it reports something there.
+A side that was not closed in order runs, or was killed. What lies behind its published ends is not judged, and a problem before
+them is reported only if a second look finds it, too.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ from typing import Final
 from store.directory import FORMAT_FILE, StoreDirectory, format_of
 from store.errors import Corrupt
 from store.incarnations import INCARNATIONS
-from store.inspect.verify.edge import EdgeSide
+from store.inspect.verify.edge.side import EdgeSide
+from store.inspect.verify.edge_files import EdgeFiles
 from store.inspect.verify.files import Findings, Problem, Report, check_names
-from store.inspect.verify.job import JobSide
+from store.inspect.verify.job.side import check_derived
+from store.inspect.verify.job_files import JobFiles
+from store.inspect.verify.log_walk import LogWalk
 from store.inspect.verify.small import check_small_files
 from store.io.wakeup import EDGE_WAKE, JOB_WAKE
 
@@ -71,13 +74,15 @@ def _look(directory: StoreDirectory, quick: bool) -> tuple[Report, bool]:
     """One look at everything; and whether both sides were closed in order before."""
     findings = Findings()
     _check_format(directory, findings)
-    job = JobSide(directory, findings)
-    edge = EdgeSide(directory, job, findings, quick)
-    edge.walk()
-    job.compare(edge)
-    check_small_files(directory, edge, job, findings, quick)
+    job = JobFiles(directory, findings)
+    edge = EdgeFiles(directory, findings, quick)
+    side = EdgeSide(edge, job)
+    side.check()
+    figures = check_derived(job, edge)
+    check_small_files(directory, edge, side.walk, job, findings)
     _check_directories(directory, findings)
-    return Report(findings.problems(), _summary(edge, job, findings)), edge.clean and (job.clean or not job.present)
+    report = Report(findings.problems(), _summary(edge, side.walk, job, figures, findings))
+    return report, edge.clean and (job.clean or not job.present)
 
 
 def _check_format(directory: StoreDirectory, findings: Findings) -> None:
@@ -101,9 +106,9 @@ def _check_directories(directory: StoreDirectory, findings: Findings) -> None:
         check_names(directory.root / shards, ["0"], findings)
 
 
-def _summary(edge: EdgeSide, job: JobSide, findings: Findings) -> dict[str, object]:
+def _summary(edge: EdgeFiles, walk: LogWalk, job: JobFiles, figures: dict[str, object], findings: Findings) -> dict[str, object]:
     summary: dict[str, object] = {
-        "frames": edge.log_walk.frames,
+        "frames": walk.frames,
         "halves": edge.half_end - edge.half_begin,
         "ops": edge.op_end - edge.op_begin,
         "log_bytes": edge.log_end - edge.log.begin,
@@ -117,7 +122,7 @@ def _summary(edge: EdgeSide, job: JobSide, findings: Findings) -> dict[str, obje
             "job_closed_in_order": job.clean,
             "derived_files_compared": job.comparable,
             "states": job.states(),
-            **job.counts,
+            **figures,
         }
     if findings.notes:
         summary["notes"] = findings.notes

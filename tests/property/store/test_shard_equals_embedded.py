@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from checker.decisions import Tick
+from store.job.batch import Batch
 from store.job.shard import ShardStore
-from store.job.store import Batch
 from store.records import OpKind
 from store.tables.redo_log import Marker, marker_to_dict
 from store.tables.state_table import StateTable

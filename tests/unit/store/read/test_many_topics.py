@@ -13,8 +13,7 @@ import pytest
 from store.errors import IllegalName
 from store.inspect.verify.store import verify
 from store.io import disk
-from store.read.readers import topic_queue_name
-from store.records import queue_key_of, queue_offset_of, topic_of_key
+from store.records import queue_key_of, queue_offset_of
 from store.tables.frames import Message
 from store.tables.queue_extents import SLOTS_PER_FILE, Catalogue
 from tests.support.service import Service
@@ -109,7 +108,7 @@ def test_a_batch_over_many_queues_puts_each_entry_where_its_op_says(service: Ser
     for op_offset, position in zip(ops["op_offset"].tolist(), ops["position"].tolist(), strict=True):
         key, place = queue_key_of(position), queue_offset_of(position)
         ends[key] = max(ends.get(key, 0), place + 1)
-        (entry,) = job._queues.queue(topic_queue_name(*topic_of_key(key))).read(place, place + 1).tolist()
+        (entry,) = job._files.topic_queue(key).read(place, place + 1).tolist()
         assert entry[:2] == job.log.op_queue.entry(op_offset)[:2]
     assert {key: (0, end) for key, end in ends.items()} == job.catalogue.extents()
 
