@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ingest.auth.grants import Names
 from ingest.capabilities import Capabilities, EndRequest
+from ingest.checks import wire
 from ingest.checks.breaker import Breaker
 from ingest.checks.delivery import CheckRequest, Handover
 from ingest.checks.webhooks import NotHandedOver, Verdict, WebhookClient, encode
 from ingest.edge.groups import Webhook
 from ingest.errors import CannotStart, Closing, EdgeError
-from ingest.http import wire
 from ingest.threads import Threads
 from sinks import interfaces
 from sinks.errors import BrokenPlugin

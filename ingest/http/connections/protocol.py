@@ -36,11 +36,11 @@ import httptools
 
 from ingest.auth import callers
 from ingest.errors import InvalidRequest
-from ingest.http import wire
 from ingest.http.connections.crowd import Admission, Crowd
 from ingest.http.fast_path import Runner
 from ingest.http.problems import head_of, problem
 from ingest.http.request import Request, split_url
+from ingest.http.wire import codec
 
 HEAD_MAX_BYTES: Final = 32 << 10
 HEADERS_MAX: Final = 256
@@ -432,7 +432,7 @@ class Connection(asyncio.Protocol):
             self._linger()  # it has had its answer
         elif self._call_off():
             status, code, detail, field = fault
-            content = wire.encode(problem(status, code, detail, field), wire.JSON)
+            content = codec.encode(problem(status, code, detail, field), codec.JSON)
             self.write(head_of(status, len(content), retry_after_s) + content)
             self._linger()
         else:
