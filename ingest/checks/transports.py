@@ -12,8 +12,8 @@ from ingest.checks.couriers import Courier, cancel_all
 from ingest.checks.plugin_couriers import ListenerCourier, Plugin, TransportCourier
 from ingest.checks.webhook_courier import WebhookCourier
 from ingest.checks.webhooks import NotHandedOver, WebhookClient
-from ingest.edge.groups import Webhook
 from ingest.errors import CannotStart
+from ingest.groups import Webhook
 from sinks.errors import BrokenPlugin
 from sinks.plugins import load_all
 

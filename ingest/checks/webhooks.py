@@ -31,7 +31,7 @@ import msgspec
 
 from ingest.checks import wire
 from ingest.checks.delivery import CheckRequest
-from ingest.edge.groups import Webhook
+from ingest.groups import Webhook
 
 if TYPE_CHECKING:
     import httpx

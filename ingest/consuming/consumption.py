@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from ingest.committing.committer import Committer
 from ingest.consuming.dead_letters import Letter, Letters, append_again, bury, has_dead_letters, topic_of
 from ingest.consuming.deliveries import DeadLetter, Delivery, delivery, parse_tags
 from ingest.consuming.group_queue import ATTEMPTS_MAX, GroupQueue, Hand, Handed, TagFilter
@@ -32,7 +33,6 @@ from ingest.consuming.receipts import Receipt, ReceiptSealer
 from ingest.consuming.settled_queues import Settled
 from ingest.consuming.start_positions import EARLIEST, LATEST, offsets_at, parse_start
 from ingest.consuming.tail import Tail
-from ingest.edge.committer import Committer
 from ingest.errors import EdgeError, InvalidRequest
 from runtime.clock import this_boot
 from runtime.settings import Settings

@@ -29,18 +29,18 @@ from typing import Any, Final
 
 import numpy as np
 
+from ingest import groups
 from ingest.capabilities import OUTCOMES, EndAnswer, EndRequest, JobState, Offers, answer_of
 from ingest.checks.delivery import CheckDelivery, CheckRequest, Handover, Member
+from ingest.committing.committer import Committer
 from ingest.consuming.consumption import Consumption
 from ingest.consuming.deliveries import Delivery
 from ingest.consuming.receipts import ReceiptSealer
-from ingest.edge import groups
-from ingest.edge.committer import Committer
-from ingest.edge.ids import Place, Sealer, load_keys
 from ingest.edge.job_feedback import Followers
 from ingest.edge.names import Names
 from ingest.edge.quotas import Limited, Quotas
 from ingest.errors import BadId, Closing, InvalidRequest
+from ingest.ids import Place, Sealer, load_keys
 from ingest.operating.auditing import Audited, Auditor
 from ingest.operating.history import Histories, Inspected, Transaction
 from ingest.operating.listings import Listings
@@ -192,7 +192,7 @@ class Edge:
         self.listings = Listings(self.store, self._sealer, self._now_ms)
         self.auditor = Auditor(self.store.directory.root / "audit", self._now_ms, self._anchor)
         self._operator = Operator(
-            self.store, self._committer, self._checks, self._followers,
+            self.store, self._committer, self._checks, self._followers.resumed,
             listings=self.listings, sealer=self._sealer, auditor=self.auditor, now_ms=self._now_ms,
         )  # fmt: skip
         self.overview = Overview(self)

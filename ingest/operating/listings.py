@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ingest.edge.ids import Sealer
 from ingest.errors import BadId, InvalidRequest
+from ingest.ids import Sealer
 from ingest.threads import Threads
 from store.edge.listing import DISCARDED, ENDED, OPEN, Listing, Summary, Wanted
 from store.edge.store import EdgeStore

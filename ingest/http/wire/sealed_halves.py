@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from ingest.edge.ids import ID_CHARACTERS, Sealed
+from ingest.ids import ID_CHARACTERS, Sealed
 
 
 class HalfOut(Struct):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ingest.edge.ids import Sealer
 from ingest.errors import InvalidRequest
 from ingest.http.wire import codec, producers, sealed_halves
+from ingest.ids import Sealer
 from store.tables.frames import ALIKE_MIN, AlikeMessages, Message
 
 PLAIN = {"group": "orders", "topic": "paid", "text": "é"}

@@ -32,7 +32,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Final
 
-from ingest.edge.flusher import make_flusher
+from ingest.committing.flusher import make_flusher
 from ingest.errors import Closing, EdgeFailed, Overloaded
 from ingest.threads import tellable
 from store.edge.store import EdgeStore, End
