@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ingest.checks.delivery import CheckDelivery
-from ingest.committing.committer import BATCH_BYTES, END_BYTES, REMARK_BYTES, Committer
+from ingest.committing.appender import BATCH_BYTES, END_BYTES, REMARK_BYTES
+from ingest.committing.committer import Committer
 from ingest.errors import BadId, InvalidRequest, MatchedMore, TooLarge
 from ingest.ids import Sealer
 from ingest.operating.auditing import Auditor
@@ -218,7 +219,7 @@ class Operator:
         resumed = [end.half_offset for end, yes in zip(ends, accepted, strict=True) if yes and end.kind == OpKind.RESUME]
         self._on_resumed(resumed)
         self._store.wait(ticket)
-        self._committer.count_answers([answers[at] for at in last])
+        self._committer.counters.count_answers([answers[at] for at in last])
         return [(answers[at].verdict.value, answers[at].reason) for at in last]
 
     # --- the audit log ----------------------------------------------------------------------------------------------------------
