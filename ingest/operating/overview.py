@@ -44,7 +44,9 @@ class Seen(Protocol):
     store: EdgeStore
     listings: Listings
     started_at_ms: int
-    trouble: str
+
+    @property
+    def trouble(self) -> str: ...
 
     @property
     def consumption(self) -> Consumed: ...
