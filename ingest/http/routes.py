@@ -240,14 +240,14 @@ _ROUTES: Final = (
           producers.TransactionOut, problems=(404, 503)),
     Route("GET", "/v1/topics/{topic}/messages", get_messages, "Long poll for messages", CONSUMER,
           consumers.DeliveriesOut, query=consumers.MessagesQuery, problems=_ASKS, needs="consuming"),
-    Route("POST", "/v1/topics/{topic}/acks", post_acks, "Messages are done", CONSUMER, consumers.AcksOut,
+    Route("POST", "/v1/topics/{topic}/acks", post_acks, "Acknowledge messages", CONSUMER, consumers.AcksOut,
           consumers.ReceiptsIn, problems=_TAKES, share="ends", body_max_bytes=_NAMES_MAX_BYTES,
           needs="consuming"),
     Route("POST", "/v1/topics/{topic}/visibility", post_visibility,
           "More time for messages in hand; 0 gives them back", CONSUMER, consumers.ReceiptsOut,
           consumers.VisibilityIn, problems=_TAKES, share="ends", body_max_bytes=_NAMES_MAX_BYTES,
           needs="consuming"),
-    Route("POST", "/v1/topics/{topic}/seek", post_seek, "Put a consumer group elsewhere", CONSUMER,
+    Route("POST", "/v1/topics/{topic}/seek", post_seek, "Move a consumer group to another position", CONSUMER,
           consumers.SeekOut, consumers.SeekIn, problems=_TAKES, share="ends", body_max_bytes=_SMALL_MAX_BYTES,
           needs="consuming"),
     Route("GET", "/v1/groups/{group}/dead-letters", get_dead_letters,
@@ -256,9 +256,8 @@ _ROUTES: Final = (
     Route("POST", "/v1/groups/{group}/dead-letters/replay", post_replay,
           "Deliver dead letters to the group again", CONSUMER, consumers.ReplayOut, consumers.ReplayIn,
           problems=(*_TAKES, 404), body_max_bytes=_NAMES_MAX_BYTES, needs="consuming"),
-    Route("GET", "/v1/operator/overview", get_overview,
-          "How much is in doubt, how fast things go, whether all is well", OPERATOR, operators.OverviewOut,
-          problems=(503,), console=True, needs="operating"),
+    Route("GET", "/v1/operator/overview", get_overview, "Pending transactions, rates and health", OPERATOR,
+          operators.OverviewOut, problems=(503,), console=True, needs="operating"),
     Route("GET", "/v1/operator/transactions", get_transactions, "List transactions", OPERATOR,
           operators.TransactionsOut, query=operators.TransactionsQuery, problems=(400, 503), console=True,
           needs="operating"),
@@ -268,20 +267,21 @@ _ROUTES: Final = (
           "Check now, commit, roll back or resume; by ids or by a filter", OPERATOR, operators.ActionOut,
           operators.ActionIn, problems=(*_TAKES, 409), share="ends", body_max_bytes=_NAMES_MAX_BYTES,
           console=True),
-    Route("GET", "/v1/operator/audit", get_audit, "What operators did, the newest first", OPERATOR,
+    Route("GET", "/v1/operator/audit", get_audit, "Audit records, newest first", OPERATOR,
           operators.AuditsOut, query=operators.AuditQuery, problems=(400, 503), console=True, needs="audit"),
-    Route("GET", "/v1/operator/groups", get_groups, "Producer groups: what is in doubt, who is there",
+    Route("GET", "/v1/operator/groups", get_groups, "Producer groups: pending transactions and members",
           OPERATOR, operators.GroupsOut, problems=(503,), console=True, needs="operating"),
     Route("GET", "/v1/operator/topics", get_topics, "Topics and the consumer groups that read them", OPERATOR,
           operators.TopicsOut, problems=(503,), console=True, needs="operating"),
-    Route("POST", "/v1/operator/topics", post_topics, "Make a topic; one that is there stays as it is",
+    Route("POST", "/v1/operator/topics", post_topics, "Create a topic; an existing one is unchanged",
           OPERATOR, operators.TopicMadeOut, operators.TopicIn, problems=(*_TAKES, 409), needs="create_topic"),
-    Route("POST", "/v1/operator/topics/remove", post_topics_remove,
-          "Remove topics that nobody uses, by name or all", OPERATOR, operators.TopicsRemovedOut,
-          operators.TopicsRemoveIn, problems=_TAKES, body_max_bytes=_NAMES_MAX_BYTES, needs="remove_topics"),
-    Route("GET", "/v1/status", get_status, "What the edge sees", OPERATOR, health.StatusOut),
+    Route("POST", "/v1/operator/topics/remove", post_topics_remove, "Remove unused topics, by name or all",
+          OPERATOR, operators.TopicsRemovedOut, operators.TopicsRemoveIn, problems=_TAKES,
+          body_max_bytes=_NAMES_MAX_BYTES, needs="remove_topics"),
+    Route("GET", "/v1/status", get_status, "Status of the edge and the job", OPERATOR, health.StatusOut),
     Route("GET", "/livez", get_livez, "Alive", "", health.LiveOut),
-    Route("GET", "/readyz", get_readyz, "Accepts, and how the job is", "", health.ReadyOut, problems=(503,)),
+    Route("GET", "/readyz", get_readyz, "Ready to accept requests; state of the job", "", health.ReadyOut,
+          problems=(503,)),
 )  # fmt: skip
 
 
@@ -297,7 +297,7 @@ def make_routes(metrics: EdgeMetrics | None, offers: Offers | None = None, *, wi
     async def get_openapi(exchange: Exchange) -> None:
         await exchange.write(200, openapi.document(routes), [(b"content-type", b"application/json")])
 
-    own = [Route("GET", "/openapi.json", get_openapi, "This, for programs", "", health.StatusOut)]
+    own = [Route("GET", "/openapi.json", get_openapi, "This API as OpenAPI 3.1", "", health.StatusOut)]
     if metrics is not None:
         own.append(Route("GET", "/metrics", get_metrics, "Prometheus metrics of the edge", "metrics", media="text/plain"))
     found = _ROUTES if offers is None else [_mounted(route, offers) for route in _ROUTES]

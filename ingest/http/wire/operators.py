@@ -35,10 +35,10 @@ class FilterIn(Struct, forbid_unknown_fields=True, omit_defaults=True):
     q: Annotated[str, Meta(max_length=TEXT_MAX_CHARACTERS, description="a whole id, or a part of group, topic or key")] | None = (
         None
     )
-    age_min_s: Annotated[Seconds, Meta(description="stored at least so long ago")] | None = None
-    age_max_s: Annotated[Seconds, Meta(description="stored at most so long ago")] | None = None
-    attempts_min: Annotated[Attempts, Meta(description="asked at least so often")] | None = None
-    attempts_max: Annotated[Attempts, Meta(description="asked at most so often")] | None = None
+    age_min_s: Annotated[Seconds, Meta(description="age of at least this many seconds")] | None = None
+    age_max_s: Annotated[Seconds, Meta(description="age of at most this many seconds")] | None = None
+    attempts_min: Annotated[Attempts, Meta(description="checked at least this many times")] | None = None
+    attempts_max: Annotated[Attempts, Meta(description="checked at most this many times")] | None = None
     since_ms: Annotated[I63, Meta(description="stored at this time or later")] | None = None
     until_ms: Annotated[I63, Meta(description="stored at this time or before")] | None = None
 
