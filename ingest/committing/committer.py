@@ -91,7 +91,7 @@ class Committer:
         if full or self._ends_waiting >= ENDS_MAX:
             self.counters.refused_for_load += 1
             raise Overloaded(
-                f"{self.queued_bytes} bytes wait for a flush, at most {self._queued_bytes_max} may (maxQueuedSize): try again"
+                f"write queue is full ({self.queued_bytes} bytes; maxQueuedSize = {self._queued_bytes_max}): try again later"
             )
         self.queued_bytes += size_bytes
         return self._put(queue, Work(self._loop.create_future(), messages, size_bytes, appended))

@@ -277,7 +277,7 @@ class Edge:
     def _to_end(self, end: EndRequest, place: Place | BadId) -> End | EndAnswer:
         kind = OUTCOMES.get(end.outcome)
         if kind is None:
-            raise InvalidRequest(f"outcome: {end.outcome!r} is none of {', '.join(OUTCOMES)}")
+            raise InvalidRequest(f"outcome: {end.outcome!r} is not valid; use one of {', '.join(OUTCOMES)}")
         if isinstance(place, BadId):
             return EndAnswer(Verdict.REFUSED.value, f"unknown id: {place}")
         if place.group_no != self.store.dictionary.group_no(end.group):

@@ -130,7 +130,7 @@ class App:
         route = methods.get(method)
         if route is None:
             allowed = tuple(sorted(methods))
-            raise MethodNotAllowed(f"{method} is not for {path[:128]}; it takes {', '.join(allowed)}", allowed)
+            raise MethodNotAllowed(f"{method} not allowed on {path[:128]}; allowed: {', '.join(allowed)}", allowed)
         return route, names
 
     def _find_named(self, path: tuple[str, ...]) -> tuple[dict[str, Route] | None, dict[str, str]]:

@@ -40,7 +40,7 @@ def of_error(error: Exception) -> tuple[Problem, Headers]:
         return _of_record(error), []
     if isinstance(error, StoreError):
         return problem(503, "store", str(error)), [(b"retry-after", b"5")]
-    LOG.error("a request failed in a way that nobody foresaw", exc_info=error)
+    LOG.error("a request failed with an unexpected error", exc_info=error)
     return problem(500, "internal", "Escrow failed at this request; its log has the details"), []
 
 
