@@ -8,7 +8,7 @@ await edge.halves.store_halves(messages)
 from __future__ import annotations
 
 from ingest.capabilities import Capabilities, Core
-from ingest.checks.couriers import Transports
+from ingest.checks.transports import Transports
 from ingest.edge.embedded import Edge
 from ingest.errors import CannotStart
 from ingest.plugged import GROUP, plug_in

@@ -15,8 +15,8 @@ from itertools import groupby
 from typing import Any, Final, TypeVar
 
 from ingest.capabilities import Capabilities, Checks, EndAnswer, EndRequest, Ends, Halves, Polls, Transactions
-from ingest.checks.couriers import public_request
 from ingest.checks.delivery import Handover
+from ingest.checks.plugin_couriers import public_request
 from ingest.errors import BadId, CannotStart, EdgeError, RefusedByService, ServiceFailed
 from ingest.threads import Threads
 from runtime.settings import Settings

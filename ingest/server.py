@@ -31,7 +31,7 @@ from ingest.assembly import assemble, plugin_notices
 from ingest.auth import tls
 from ingest.auth.access import Access, check_listening
 from ingest.capabilities import Capabilities
-from ingest.edge.embedded import HEARTBEAT_S
+from ingest.edge.background import HEARTBEAT_S
 from ingest.errors import CannotStart, EdgeError
 from ingest.http.app import App, Route
 from ingest.http.connections.listener import Door

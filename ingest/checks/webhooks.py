@@ -29,9 +29,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from ingest.checks import wire
 from ingest.checks.delivery import CheckRequest
-from ingest.edge.groups import Webhook
-from ingest.http import wire
+from ingest.groups import Webhook
 
 if TYPE_CHECKING:
     import httpx

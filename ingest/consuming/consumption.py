@@ -18,13 +18,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from ingest.committing.committer import Committer
+from ingest.consuming import lag
 from ingest.consuming.dead_letters import Letter, Letters, append_again, bury, has_dead_letters, topic_of
 from ingest.consuming.deliveries import DeadLetter, Delivery, delivery, parse_tags
+from ingest.consuming.filters import Filters
 from ingest.consuming.group_queue import ATTEMPTS_MAX, GroupQueue, Hand, Handed, TagFilter
 from ingest.consuming.journal import Ledger
 from ingest.consuming.poll_waiters import Waiting
@@ -32,7 +35,6 @@ from ingest.consuming.receipts import Receipt, ReceiptSealer
 from ingest.consuming.settled_queues import Settled
 from ingest.consuming.start_positions import EARLIEST, LATEST, offsets_at, parse_start
 from ingest.consuming.tail import Tail
-from ingest.edge.committer import Committer
 from ingest.errors import EdgeError, InvalidRequest
 from runtime.clock import this_boot
 from runtime.settings import Settings
@@ -40,7 +42,7 @@ from store.edge.store import EdgeStore
 from store.errors import StoreError
 from store.guarded_clock import GuardedClock
 from store.read.readers import LogReader
-from store.records import QUEUE_ID_BITS, topic_of_key
+from store.records import topic_of_key
 from store.tables.consumers import ConsumerKind, ConsumerRecord, Consumers, Progress
 from store.tables.delivery_cursors import Cursors
 from store.tables.frames import RESERVED_TOPICS, check_name
@@ -48,14 +50,10 @@ from store.tables.frames import RESERVED_TOPICS, check_name
 CONSUMER_MAX_CHARACTERS: Final = 128
 #: Groups that wait for topics which do not exist yet, remembered so that they get all of it.
 EARLY_MAX: Final = 65_536
-#: A filter counts as in use for this long after its last poll.
-FILTER_HOLD_S: Final = 30.0
 #: A dead letter that could not be stored is tried again after this.
 BURY_AGAIN_MS: Final = 1_000
 _NEVER_AGAIN: Final = ATTEMPTS_MAX + 1
 _PASSED_OVER: Final = ("holes", "filtered", "unreadable", "retention")
-Extents = dict[int, tuple[int, int]]
-
 
 #: Hears how many bytes are about to be held for somebody, and raises where that is too much.
 Hold = Callable[[int], None]
@@ -72,16 +70,6 @@ class _Ask:
     count: int
     visibility_ms: int
     hold: Hold | None = None
-
-
-@dataclass(slots=True)
-class _Filter:
-    """The filter that a group reads a topic with."""
-
-    wanted: TagFilter
-    consumer: str
-    polls: int = 0
-    left_at_s: float = 0.0
 
 
 class Consumption:
@@ -109,9 +97,7 @@ class Consumption:
         self._ledger = Ledger(consumers, committer.fail)
         self._letters = Letters(store, self._tail, lambda group_no, key: self._queues.get((group_no, key)))
         self._waiting, self._making, self._turn, self._polls_open = Waiting(), asyncio.Lock(), 0, 0
-        self._filters: dict[tuple[str, str], _Filter] = {}
-        #: Filters that no poll reads with any more, the one that was left first first.
-        self._left: dict[tuple[str, str], None] = {}
+        self._filters = Filters(self._loop.time, lambda topic: store.dictionary.topic_no(topic) is not None)
         self._early: set[tuple[str, str]] = set()
         self._ends_seen: dict[str, int] = {}
         self._burials: set[asyncio.Task[None]] = set()
@@ -182,10 +168,7 @@ class Consumption:
     def _queue_keys(self, topic: str) -> list[int]:
         """Keys of a topic's queues; none where it does not exist."""
         topic_no = self._store.dictionary.topic_no(topic)
-        return [] if topic_no is None else self._queue_keys_of(topic_no)
-
-    def _queue_keys_of(self, topic_no: int) -> list[int]:
-        return [topic_no << QUEUE_ID_BITS | queue_id for queue_id in range(self._store.dictionary.queues[topic_no])]
+        return [] if topic_no is None else lag.queue_keys(self._store.dictionary, topic_no)
 
     def _edition(self, queue_key: int) -> int:
         return self._store.dictionary.editions[topic_of_key(queue_key)[0]]
@@ -229,7 +212,7 @@ class Consumption:
         self._polls_open += 1
         try:
             self._read_ops()
-            with self._reading_with(ask, consumer):
+            with self._filters.reading(topic, group, ask.wanted, consumer):
                 return await self._poll(ask, min(wait_s, self._settings.poll_wait_max_ms / 1000))
         finally:
             self._polls_open -= 1
@@ -252,42 +235,6 @@ class Consumption:
                 f"visibility_s: {visibility_s} is not between {least_ms / 1000} and {most_ms / 1000} (maxVisibilityTime)"
             )
         return round(visibility_s * 1000)
-
-    @contextlib.contextmanager
-    def _reading_with(self, ask: _Ask, consumer: str) -> Iterator[None]:
-        """A group reads a topic with one filter at a time: what one passes over is done for the other, too."""
-        topic, group, wanted = ask.topic, ask.group, ask.wanted
-        self._forget_filters()
-        known = self._filters.get((topic, group))
-        if known is None:
-            known = self._filters[topic, group] = _Filter(wanted, consumer)
-        elif known.wanted != wanted:
-            raise InvalidRequest(
-                f"tags: {wanted.text or '*'!r} differs from {known.wanted.text or '*'!r}, with which {known.consumer!r} of "
-                f"this group reads {topic}: use the same tags in the whole group, or another group, or wait {FILTER_HOLD_S:.0f} s"
-            )
-        known.polls += 1
-        self._left.pop((topic, group), None)
-        try:
-            yield
-        finally:
-            known.polls -= 1
-            known.left_at_s = self._loop.time()
-            if not known.polls:
-                self._leave_filter(topic, group)
-
-    def _leave_filter(self, topic: str, group: str) -> None:
-        """Nobody reads with it now. In a topic that does not exist nothing was passed over: it can be forgotten at once."""
-        if self._store.dictionary.topic_no(topic) is None:
-            del self._filters[topic, group]
-        else:
-            self._left[topic, group] = None
-
-    def _forget_filters(self) -> None:
-        """Those that nobody has read with for FILTER_HOLD_S."""
-        now_s = self._loop.time()
-        while self._left and now_s >= self._filters[left := next(iter(self._left))].left_at_s + FILTER_HOLD_S:
-            del self._left[left], self._filters[left]
 
     async def _poll(self, ask: _Ask, wait_s: float) -> list[Delivery]:
         deadline, place = self._loop.time() + wait_s, self._waiting.place()
@@ -591,47 +538,11 @@ class Consumption:
     # --- looking ------------------------------------------------------------------------------------------------------------------
     def topics_and_lag(self) -> list[dict[str, Any]]:
         """Each topic with the extents of its queues, and each group that reads it: its places, its lag, what it has in hand."""
-        by_topic = self._queues_by_topic()
-        extents, names = self._extents(), self._store.dictionary
-        return [
-            {
-                "topic": topic,
-                "queues": [_queue_figures(queue_key, extents) for queue_key in self._queue_keys_of(topic_no)],
-                "groups": [
-                    _group_figures(names.groups[group_no], queues, extents)
-                    for group_no, queues in by_topic.get(topic_no, {}).items()
-                ],
-            }
-            for topic_no, topic in names.living_topics()
-        ]
-
-    def _queues_by_topic(self) -> dict[int, dict[int, list[GroupQueue]]]:
-        """What each group reads of each topic, by the numbers of both."""
-        by_topic: dict[int, dict[int, list[GroupQueue]]] = {}
-        for (group_no, queue_key), queue in sorted(self._queues.items()):
-            by_topic.setdefault(topic_of_key(queue_key)[0], {}).setdefault(group_no, []).append(queue)
-        return by_topic
+        return lag.by_topic(self._store.dictionary, self._queues, lag.extents(self._tail, self._store.next_offset))
 
     def lags(self) -> dict[tuple[str, str], tuple[int, int]]:
         """(lag, messages in hand) of each consumer group in each topic, by (topic, group)."""
-        found: dict[tuple[str, str], tuple[int, int]] = {}
-        extents = self._extents()
-        for (group_no, queue_key), queue in self._queues.items():
-            names = self._store.dictionary.topics[topic_of_key(queue_key)[0]], self._store.dictionary.groups[group_no]
-            lag, in_hand = found.get(names, (0, 0))
-            found[names] = lag + _lag(queue, extents), in_hand + queue.in_hand
-        return found
-
-    def _extents(self) -> Extents:
-        """(begin, end) of every queue that has anything, by queue key; messages that nobody may read yet are counted."""
-        found = self._tail.extents()
-        for queue_key, end in self._store.next_offset.copy().items():  # appended to in another thread
-            known = found.get(queue_key)
-            if known is None:
-                found[queue_key] = (0, end)
-            elif known[1] < end:
-                found[queue_key] = (known[0], end)
-        return found
+        return lag.totals(self._store.dictionary, self._queues, lag.extents(self._tail, self._store.next_offset))
 
     def figures(self) -> dict[str, int]:
         """What was done since the edge opened, and what is under way."""
@@ -657,32 +568,3 @@ class Consumption:
         await asyncio.gather(*self._burials, return_exceptions=True)
         await self._ledger.close()
         self._tail.close()
-
-
-def _queue_figures(queue_key: int, extents: Extents) -> dict[str, int]:
-    begin, end = extents.get(queue_key, (0, 0))
-    return {"queue_id": topic_of_key(queue_key)[1], "begin": begin, "end": end}
-
-
-def _group_figures(group: str, queues: list[GroupQueue], extents: Extents) -> dict[str, Any]:
-    places = [
-        {
-            "queue_id": topic_of_key(queue.queue_key)[1],
-            "queue_offset": queue.offset,
-            "lag": _lag(queue, extents),
-            "in_hand": queue.in_hand,
-        }
-        for queue in queues
-    ]
-    return {
-        "group": group,
-        "lag": sum(place["lag"] for place in places),
-        "in_hand": sum(place["in_hand"] for place in places),
-        "queues": places,
-    }
-
-
-def _lag(queue: GroupQueue, extents: Extents) -> int:
-    """Messages of a queue that its group has not done."""
-    begin, end = extents.get(queue.queue_key, (0, 0))
-    return max(0, end - max(queue.offset, begin))

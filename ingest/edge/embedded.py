@@ -20,27 +20,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
-
+from ingest import groups
 from ingest.capabilities import OUTCOMES, EndAnswer, EndRequest, JobState, Offers, answer_of
 from ingest.checks.delivery import CheckDelivery, CheckRequest, Handover, Member
+from ingest.committing.committer import Committer
 from ingest.consuming.consumption import Consumption
 from ingest.consuming.deliveries import Delivery
 from ingest.consuming.receipts import ReceiptSealer
-from ingest.edge import groups
-from ingest.edge.committer import Committer
-from ingest.edge.ids import Place, Sealer, load_keys
+from ingest.edge.background import Background
 from ingest.edge.job_feedback import Followers
+from ingest.edge.job_view import JobView, StoreBacklog, last_time_ms
 from ingest.edge.names import Names
 from ingest.edge.quotas import Limited, Quotas
 from ingest.errors import BadId, Closing, InvalidRequest
+from ingest.ids import Place, Sealer, load_keys
 from ingest.operating.auditing import Audited, Auditor
 from ingest.operating.history import Histories, Inspected, Transaction
 from ingest.operating.listings import Listings
@@ -48,16 +47,15 @@ from ingest.operating.operator import Action, Done, Operator
 from ingest.operating.overview import Overview
 from ingest.operating.topic_removal import Removing, Wanted
 from ingest.parts import Gate, Loops, Parts, guarded_clock
-from ingest.threads import Threads
 from runtime.clock import Clock
 from runtime.settings import Settings
-from store.directory import Geometry, StoreDirectory
+from store.directory import Geometry
 from store.edge.removal import Removal
 from store.edge.store import EdgeStore, End
 from store.errors import StoreError
 from store.guarded_clock import GuardedClock
-from store.io.pages import JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
-from store.io.wakeup import EDGE_WAKE, JOB_WAKE, Sleeper, Waker
+from store.io.pages import EdgeSlot
+from store.io.wakeup import JOB_WAKE, Waker
 from store.progress import Progress, no_progress
 from store.read.readers import LogReader, TopicReader
 from store.records import Via, queue_key_of, queue_offset_of, topic_of_key
@@ -66,13 +64,6 @@ from store.tables.delivery_cursors import Cursors
 from store.tables.ends import Verdict
 from store.tables.frames import DLQ_PREFIX, Message, are_same, groups_of
 from store.tables.presence import Presence
-
-LOG: Final = logging.getLogger("escrow.edge")
-#: Without a wake from the job, its pages are looked at this often.
-LOOK_S: Final = 0.25
-HEARTBEAT_S: Final = 1.0
-#: A job whose last heartbeat is older is called silent.
-JOB_SILENT_MS: Final = 10_000
 
 
 def place_of(position: int) -> tuple[int, int]:
@@ -88,12 +79,13 @@ class Edge:
 
     def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
         self.settings, self._source = settings, clock
-        self.notice = self.trouble = ""
+        self.notice = ""
         self._gate = Gate(settings)
         #: Ends whose id was never issued, or for another group: refused before they reach the log.
         self.ends_refused = 0
         self._waker: Waker | None = None
         self._consumption: Consumption | None = None
+        self._background: Background | None = None
         #: Told how many seconds each flush took, in the committer's thread or in the loop.
         self.observe_flush: Callable[[float], None] | None = None
         #: What was put on the edge (`ingest.assembly`), which opens it; closed before the edge.
@@ -151,7 +143,6 @@ class Edge:
 
     def _open_rest(self) -> None:
         settings, root = self.settings, self.settings.store_dir
-        self._loop, self._short = asyncio.get_running_loop(), asyncio.Event()
         self.started_at_ms = self._now_ms()
         self.store.heartbeat(self.clock.elapsed_ms())
         cursors = Cursors(root / "edge.cursors", writable=True)
@@ -170,6 +161,7 @@ class Edge:
             refresh_s=settings.presence_ttl_ms / 3000,
             asked_now_max=settings.outstanding_per_group_max,
         )
+        self._job = JobView(self.store, self._checks.topics, self.clock)
         self.quotas = Quotas(settings, self.groups, self.store, self._now_ms)
         self._storing = Limited(self._committer, self.quotas)
         self.names = Names(settings, self.store.dictionary)
@@ -181,18 +173,18 @@ class Edge:
         self._removing = Removing(self.store, self._consumption)
         self._loops = Loops(self._committer.fail)
         self._open_operators()
-        self._woken = asyncio.Event()
-        self._sleeper = Sleeper(root / EDGE_WAKE)
-        self._loop.add_reader(self._sleeper.fileno(), self._wake)
-        own = (self._follow, self._beat, self._retain, self._pave)
-        for loop_of in (*own, self.quotas.run, self.listings.run, self.overview.run):
+        self._background = Background(
+            self.store, self._committer, self._checks, self._followers, self._consumption,
+            listings=self.listings, clock=self.clock, settings=settings,
+        )  # fmt: skip
+        for loop_of in (*self._background.loops(), self.quotas.run, self.listings.run, self.overview.run):
             self._loops.start(loop_of())
 
     def _open_operators(self) -> None:
         self.listings = Listings(self.store, self._sealer, self._now_ms)
         self.auditor = Auditor(self.store.directory.root / "audit", self._now_ms, self._anchor)
         self._operator = Operator(
-            self.store, self._committer, self._checks, self._followers,
+            self.store, self._committer, self._checks, self._followers.resumed,
             listings=self.listings, sealer=self._sealer, auditor=self.auditor, now_ms=self._now_ms,
         )  # fmt: skip
         self.overview = Overview(self)
@@ -207,6 +199,11 @@ class Edge:
         """Consumers' side of the edge; there once the edge is open."""
         assert self._consumption is not None
         return self._consumption
+
+    @property
+    def trouble(self) -> str:
+        """What goes wrong at the moment and is tried again; "" if nothing does."""
+        return self._background.trouble if self._background is not None else ""
 
     @property
     def failed(self) -> asyncio.Future[str]:
@@ -227,8 +224,8 @@ class Edge:
         await self.parts.close()
         await self._loops.close()
         await asyncio.to_thread(self.quotas.close)
-        asyncio.get_running_loop().remove_reader(self._sleeper.fileno())
-        self._sleeper.close()
+        if self._background is not None:
+            self._background.close()
         await self.auditor.close()
         await self._committer.close()
         await self.consumption.close()
@@ -280,7 +277,7 @@ class Edge:
     def _to_end(self, end: EndRequest, place: Place | BadId) -> End | EndAnswer:
         kind = OUTCOMES.get(end.outcome)
         if kind is None:
-            raise InvalidRequest(f"outcome: {end.outcome!r} is none of {', '.join(OUTCOMES)}")
+            raise InvalidRequest(f"outcome: {end.outcome!r} is not valid; use one of {', '.join(OUTCOMES)}")
         if isinstance(place, BadId):
             return EndAnswer(Verdict.REFUSED.value, f"unknown id: {place}")
         if place.group_no != self.store.dictionary.group_no(end.group):
@@ -469,26 +466,11 @@ class Edge:
 
     def job_files(self) -> TopicReader | None:
         """The job's files; None where it has none, or is just switching to others."""
-        try:
-            return self._checks.topics()
-        except (StoreError, IndexError):
-            return None
+        return self._job.files()
 
     def job_state(self) -> JobState:
         """What can be seen of the job from here."""
-        topics = self.job_files()
-        if topics is None:
-            return JobState("absent", self.store.page[EdgeSlot.HALF_END], self.store.page[EdgeSlot.OP_END])
-        page = topics.page
-        heartbeat_ms = page[JobSlot.HEARTBEAT_MS]
-        alive = "no_room" if page[JobSlot.NO_ROOM_SINCE_MS] else "running"
-        return JobState(
-            alive if abs(self.clock.elapsed_ms() - heartbeat_ms) < JOB_SILENT_MS else "silent",
-            self.store.page[EdgeSlot.HALF_END] - page[JobSlot.HALF_CURSOR],
-            self.store.page[EdgeSlot.OP_END] - page[JobSlot.OP_CURSOR],
-            page[JobSlot.ROUND_NO],
-            heartbeat_ms,
-        )
+        return self._job.state()
 
     async def inspect(self, id: str) -> Inspected:
         """One transaction with its message, for an operator."""
@@ -500,115 +482,23 @@ class Edge:
         place = self._sealer.open(id)
         return await asyncio.get_running_loop().run_in_executor(None, self._histories.of, place.half_offset)
 
-    # --- loops ---------------------------------------------------------------------------------------------------------------
+    # --- background ---------------------------------------------------------------------------------------------------------------
     def _published(self) -> None:
         """In the committer's thread or in the loop: something new is durable, the job may read it."""
         if self._waker is not None:
             self._waker.wake()
         if self._consumption is not None:
             self._consumption.published()
-            if not self._short.is_set() and self.store.runway.is_short(self.store.log.end):
-                with contextlib.suppress(RuntimeError):  # the event loop has ended
-                    self._loop.call_soon_threadsafe(self._short.set)
-
-    async def _pave(self) -> None:
-        """Keep pages ready for the log. Nothing depends on it: where it fails, it is left alone."""
-        threads = Threads("runway", 1)
-        try:
-            while True:
-                await self._short.wait()
-                await threads.call(self.store.runway.extend, lambda: self.store.log.end)
-                self._short.clear()
-        except Exception:
-            LOG.exception("no more pages are made ready for the log; it goes on without")
-            await self._loop.create_future()  # the others of its kind never end either
-        finally:
-            threads.close()
-
-    def _wake(self) -> None:
-        self._sleeper.wait(0)
-        self._woken.set()
-
-    async def _follow(self) -> None:
-        """Look at the job's pages when it wakes us, and now and then. What cannot be done now (the disk is full, the job is
-        switching to other files) is tried again at the next look; nothing is skipped."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):  # wait_for of Python 3.11 may swallow a cancellation
-                    await self._woken.wait()
-            self._woken.clear()
-            try:
-                self.consumption.look()
-                self._checks.look()
-                topics = self._checks.topics()
-                if topics is not None and not self.settings.standby and self._followers.news(topics):
-                    await self._committer.call(self._followers.take)
-                self.trouble = ""
-            except (StoreError, IndexError) as error:
-                self.trouble = str(error)
-
-    async def _beat(self) -> None:
-        while True:
-            self.store.heartbeat(self.clock.elapsed_ms())
-            # Beside the event loop: it may write.
-            await asyncio.to_thread(self.clock.look)
-            await asyncio.sleep(HEARTBEAT_S)
-
-    async def _retain(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.retention_interval_ms / 1000)
-            try:
-                await self.retain()
-            except StoreError as error:
-                self.trouble = str(error)
+        if self._background is not None:
+            self._background.published()
 
     async def retain(self) -> dict[str, int]:
-        """Delete what the job says nobody needs any more; how many files of each kind went."""
-        removed: dict[str, int] = await self._committer.call(self.store.retain)
-        if any(removed.values()):
-            self._checks.refresh()
-            await self.listings.refresh()
-        self.consumption.let_go()
-        return removed
-
-
-def last_time_ms(store: EdgeStore) -> int:
-    """The last time that a store of an earlier release tells; 0 = none. The edge's heartbeat is the newest; where there is none,
-    the time of the last settled batch."""
-    if heartbeat_ms := store.page[EdgeSlot.HEARTBEAT_MS]:
-        return heartbeat_ms
-    try:
-        return PublishedPage(store.directory.root / "job.published", JOB_MAGIC)[JobSlot.NOW_MS]
-    except StoreError:
-        return 0
+        """Delete files that are not needed any more; how many of each kind went."""
+        assert self._background is not None
+        return await self._background.retain()
 
 
 def _heard(future: asyncio.Future[None]) -> None:
     """A hand-over that could not be recorded is not counted; the edge's failure is told elsewhere."""
     if not future.cancelled():
         future.exception()
-
-
-class StoreBacklog:
-    """What is pending (`ingest.edge.quotas` counts), and how old the oldest record is that the job has not settled."""
-
-    def __init__(self, directory: StoreDirectory, quotas: Quotas) -> None:
-        self._directory = directory
-        self.pending_by_group, self.ended_by_group = quotas.pending_by_group, quotas.ended_by_group
-        self.oldest_age_s = quotas.oldest_age_s
-
-    def oldest_unsettled_ms(self, job: JobState) -> int | None:
-        """When the first half and the first op that the job has not settled were stored: the earlier of the two."""
-        if not job.halves_behind and not job.ops_behind:
-            return None
-        stored_ms: list[int] = []
-        with contextlib.suppress(StoreError, IndexError):  # files that change under our hands: at the next look
-            log = LogReader(self._directory)
-            try:
-                half_end, op_end = log.ends()
-                half, op = half_end - job.halves_behind, op_end - job.ops_behind
-                stored_ms += (log.halves(half, min(half + 1, half_end))["stored_at_s"].astype(np.int64) * 1000).tolist()
-                stored_ms += log.ops(op, min(op + 1, op_end))["stored_at_ms"].tolist()
-            finally:
-                log.close()
-        return min(filter(None, stored_ms), default=None)

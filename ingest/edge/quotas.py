@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from ingest.auth.reloading_file import Watched
-from ingest.edge.groups import Groups, Limits
 from ingest.errors import QuotaExceeded
+from ingest.groups import Groups, Limits
 from runtime.settings import Settings
 from store.edge.pending_counts import NEVER_S, OldestPending
 from store.edge.store import EdgeStore

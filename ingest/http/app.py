@@ -24,22 +24,22 @@ from ingest.auth.access import NOBODY, Access
 from ingest.auth.sessions import CSRF_HEADER, Session, Sessions, check_csrf
 from ingest.capabilities import Capabilities
 from ingest.errors import Forbidden, InvalidRequest, MethodNotAllowed, NotFound, Overloaded, TooLarge, Unauthorized
-from ingest.http import wire
 from ingest.http.large import LARGE_BYTES, LargeBodies
 from ingest.http.problems import MEDIA, Headers, of_error
 from ingest.http.request import ClientGone, Request, header_lines
+from ingest.http.wire import codec
 
 #: An answer of more than this counts for its token until the client has taken it.
 LARGE_ANSWER_BYTES: Final = 64 << 10
 T = TypeVar("T")
 Handler = Callable[["Exchange"], Awaitable[None]]
 _NOT_KEPT: Final = b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
-_MEDIA_LINES: Final = {media: f"content-type: {media}\r\n".encode() for media in (wire.JSON, wire.MSGPACK)}
+_MEDIA_LINES: Final = {media: f"content-type: {media}\r\n".encode() for media in (codec.JSON, codec.MSGPACK)}
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One operation. `path` has names in braces; `body` and `query` are shapes of wire.py."""
+    """One operation. `path` has names in braces; `body` and `query` are shapes of wire/."""
 
     method: str
     path: str
@@ -49,7 +49,7 @@ class Route:
     answer: Any = None
     body: Any = None
     query: Any = None
-    media: str = wire.JSON
+    media: str = codec.JSON
     problems: tuple[int, ...] = ()
     share: str = "halves"
     #: Less than maxRequestSize, where nothing larger makes sense: see large.py.
@@ -130,7 +130,7 @@ class App:
         route = methods.get(method)
         if route is None:
             allowed = tuple(sorted(methods))
-            raise MethodNotAllowed(f"{method} is not for {path[:128]}; it takes {', '.join(allowed)}", allowed)
+            raise MethodNotAllowed(f"{method} not allowed on {path[:128]}; allowed: {', '.join(allowed)}", allowed)
         return route, names
 
     def _find_named(self, path: tuple[str, ...]) -> tuple[dict[str, Route] | None, dict[str, str]]:
@@ -190,7 +190,7 @@ class Exchange:
         self.route: Route | None = None
         self.principal = NOBODY
         self.session: Session | None = None
-        self._media = wire.JSON
+        self._media = codec.JSON
         self._share: Receiving | None = None
         self._held_bytes = self.status = 0
         self._shared_bytes, self._token_bytes = -1, 0
@@ -267,17 +267,17 @@ class Exchange:
             pairs = parse_qsl(self.request.query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=64)
         except ValueError:
             raise InvalidRequest("query: is not UTF-8 in percent-encoding, or has too many fields", "query") from None
-        self._media = wire.accepted_media(self.headers.get(b"accept"), wire.JSON)
-        return wire.convert(dict(pairs), shape)
+        self._media = codec.accepted_media(self.headers.get(b"accept"), codec.JSON)
+        return codec.convert(dict(pairs), shape)
 
     async def body(self, shape: type[T]) -> T:
         """The body, decoded. What it says of its length is believed only as far as it may go."""
-        media = wire.media_type(self.headers.get(b"content-type"))
-        self._media = wire.accepted_media(self.headers.get(b"accept"), media)
+        media = codec.media_type(self.headers.get(b"content-type"))
+        self._media = codec.accepted_media(self.headers.get(b"accept"), media)
         content = await self._read()
         if len(content) > LARGE_BYTES:
             return await self._app.large.decode(content, media, shape)
-        return wire.decode(content, media, shape)
+        return codec.decode(content, media, shape)
 
     async def _read(self) -> bytes:
         assert self.route is not None
@@ -330,7 +330,7 @@ class Exchange:
     # --- the answer -----------------------------------------------------------------------------------------------------------
     async def answer(self, content: Any, headers: Headers | None = None) -> None:
         """200, in the form that was asked for. What an operator sees is not for the browser's cache."""
-        encoded, lines = wire.encode(content, self._media), _MEDIA_LINES[self._media]
+        encoded, lines = codec.encode(content, self._media), _MEDIA_LINES[self._media]
         if self.route is not None and self.route.console:
             lines += _NOT_KEPT
         await self._write(200, encoded, lines + header_lines(headers) if headers else lines)
@@ -353,7 +353,7 @@ class Exchange:
         told, headers = of_error(error)
         if self.status:
             return  # the answer had begun: nothing can be said any more
-        await self.write(told.status, wire.encode(told, wire.JSON), [(b"content-type", MEDIA), *headers])
+        await self.write(told.status, codec.encode(told, codec.JSON), [(b"content-type", MEDIA), *headers])
 
     @asynccontextmanager
     async def attended(self) -> AsyncIterator[None]:

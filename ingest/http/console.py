@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 from ingest.auth.sessions import clear_cookie
 from ingest.errors import Forbidden, NotFound, Unauthorized
-from ingest.http import wire
 from ingest.http.app import Exchange, Route
+from ingest.http.wire import operators
 
 INDEX: Final = "index.html"
 _MEDIA: Final = {
@@ -89,7 +89,7 @@ async def get_session(exchange: Exchange) -> None:
 async def post_session(exchange: Exchange) -> None:
     """Log in. Before the token is looked at: does the request come from a page of ours?"""
     exchange.check_page()
-    given = await exchange.body(wire.LoginIn)
+    given = await exchange.body(operators.LoginIn)
     authorization = f"Bearer {given.token.strip()}"
     exchange.principal = exchange.access.principal(authorization)
     exchange.principal.require_operator()
@@ -106,9 +106,9 @@ async def delete_session(exchange: Exchange) -> None:
     await exchange.answer(_shown(exchange, ""), [(b"set-cookie", clear_cookie(exchange.secure))])
 
 
-def _shown(exchange: Exchange, name: str) -> wire.SessionOut:
+def _shown(exchange: Exchange, name: str) -> operators.SessionOut:
     session, settings = exchange.session, exchange.edge.settings
-    return wire.SessionOut(
+    return operators.SessionOut(
         name=name,
         csrf=session.csrf if session is not None and name else "",
         open=exchange.access.is_open,
@@ -120,9 +120,9 @@ def _shown(exchange: Exchange, name: str) -> wire.SessionOut:
 
 ROUTES: Final = (
     Route("GET", "/", get_index, "The console", "", media="text/html", hidden=True),
-    Route("GET", "/console/session", get_session, "Who is logged in", "", wire.SessionOut, console=True, hidden=True),
-    Route("POST", "/console/session", post_session, "Log in", "", wire.SessionOut, wire.LoginIn, share="ends",
+    Route("GET", "/console/session", get_session, "Who is logged in", "", operators.SessionOut, console=True, hidden=True),
+    Route("POST", "/console/session", post_session, "Log in", "", operators.SessionOut, operators.LoginIn, share="ends",
           body_max_bytes=64 << 10, hidden=True),
-    Route("DELETE", "/console/session", delete_session, "Log out", "operator", wire.SessionOut, console=True, hidden=True),
+    Route("DELETE", "/console/session", delete_session, "Log out", "operator", operators.SessionOut, console=True, hidden=True),
     Route("GET", "/console/{file}", get_file, "A file of the console", "", media="text/javascript", hidden=True),
 )  # fmt: skip

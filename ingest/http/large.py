@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from ingest.errors import InvalidRequest, TooLarge
-from ingest.http import wire
+from ingest.http.wire import codec, fields, producers
 from ingest.threads import Threads
 
 LARGE_BYTES: Final = 256 << 10
@@ -40,8 +40,8 @@ class _Items:
 
 
 _ITEMS: Final = _Items()
-_JSON_PROPERTIES: Final = msgspec.json.Decoder(wire.Properties)
-_MSGPACK_PROPERTIES: Final = msgspec.msgpack.Decoder(wire.Properties)
+_JSON_PROPERTIES: Final = msgspec.json.Decoder(fields.Properties)
+_MSGPACK_PROPERTIES: Final = msgspec.msgpack.Decoder(fields.Properties)
 
 
 def _properties(given: Raw, decoder: Any) -> dict[str, str]:
@@ -58,7 +58,7 @@ def _properties(given: Raw, decoder: Any) -> dict[str, str]:
 
 
 # The same fields as their bases, so that what comes out can be used in their place.
-class _JsonMessage(wire.MessageIn, forbid_unknown_fields=True):
+class _JsonMessage(producers.MessageIn, forbid_unknown_fields=True):
     properties: Raw = Raw()  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class _JsonMessage(wire.MessageIn, forbid_unknown_fields=True):
         self.properties = _properties(self.properties, _JSON_PROPERTIES)  # type: ignore[assignment]
 
 
-class _MsgpackMessage(wire.MessageIn, forbid_unknown_fields=True):
+class _MsgpackMessage(producers.MessageIn, forbid_unknown_fields=True):
     properties: Raw = Raw()  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -74,28 +74,28 @@ class _MsgpackMessage(wire.MessageIn, forbid_unknown_fields=True):
         self.properties = _properties(self.properties, _MSGPACK_PROPERTIES)  # type: ignore[assignment]
 
 
-class _End(wire.EndIn, forbid_unknown_fields=True):
+class _End(producers.EndIn, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         _ITEMS.next()
 
 
 class _JsonMessages(Struct, forbid_unknown_fields=True):
-    messages: wire.Items[_JsonMessage]
+    messages: fields.Items[_JsonMessage]
 
 
 class _MsgpackMessages(Struct, forbid_unknown_fields=True):
-    messages: wire.Items[_MsgpackMessage]
+    messages: fields.Items[_MsgpackMessage]
 
 
 class _Ends(Struct, forbid_unknown_fields=True):
-    ends: wire.Items[_End]
+    ends: fields.Items[_End]
 
 
 _COUNTED: Final[dict[tuple[Any, str], Any]] = {
-    (wire.MessagesIn, wire.JSON): _JsonMessages,
-    (wire.MessagesIn, wire.MSGPACK): _MsgpackMessages,
-    (wire.EndsIn, wire.JSON): _Ends,
-    (wire.EndsIn, wire.MSGPACK): _Ends,
+    (producers.MessagesIn, codec.JSON): _JsonMessages,
+    (producers.MessagesIn, codec.MSGPACK): _MsgpackMessages,
+    (producers.EndsIn, codec.JSON): _Ends,
+    (producers.EndsIn, codec.MSGPACK): _Ends,
 }
 
 
@@ -107,7 +107,7 @@ class LargeBodies:
         self._threads = Threads("decode", 1)
 
     async def decode(self, content: bytes, media: str, shape: type[T]) -> T:
-        """As `wire.decode`."""
+        """As `codec.decode`."""
         return await self._threads.call(decode, content, media, shape, self._items_max)
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ def decode(content: bytes, media: str, shape: type[T], items_max: int) -> T:
     """In the thread; what comes out has the fields of `shape`."""
     _ITEMS.count, _ITEMS.most = 0, items_max
     try:
-        found: T = wire.decode(content, media, _COUNTED.get((shape, media), shape))
+        found: T = codec.decode(content, media, _COUNTED.get((shape, media), shape))
         return found
     except InvalidRequest as error:
         if _ITEMS.count > items_max:

@@ -1,4 +1,4 @@
-"""OpenAPI 3.1, made from the table of routes and the shapes of wire.py. `docs/openapi.json` is this, kept equal by a test."""
+"""OpenAPI 3.1, made from the table of routes and the shapes in wire/. A test keeps `docs/openapi.json` equal to it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import msgspec
 
-from ingest.http import wire
 from ingest.http.app import Route
+from ingest.http.problems import Problem
+from ingest.http.wire import codec
 
 _REF: Final = "#/components/schemas/{name}"
 _INTRODUCTION: Final = (
@@ -24,7 +25,7 @@ def document(routes: tuple[Route, ...]) -> bytes:
     """The document as JSON text, ending in a newline."""
     routes = tuple(route for route in routes if not route.hidden)
     shapes = [shape for route in routes for shape in (route.answer, route.body, route.query) if shape is not None]
-    schemas, components = msgspec.json.schema_components([*shapes, wire.Problem], ref_template=_REF)
+    schemas, components = msgspec.json.schema_components([*shapes, Problem], ref_template=_REF)
     at = iter(schemas)
     paths: dict[str, Any] = {}
     for route in routes:
@@ -48,7 +49,7 @@ def document(routes: tuple[Route, ...]) -> bytes:
 
 
 def _operation(route: Route, found: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
-    media = (wire.JSON, wire.MSGPACK) if route.path.startswith("/v1/") else (route.media,)
+    media = (codec.JSON, codec.MSGPACK) if route.path.startswith("/v1/") else (route.media,)
     schema = found["answer"] or {"type": "string"}
     responses: dict[str, Any] = {
         "200": {"description": "OK", "content": {each: {"schema": schema} for each in media}},

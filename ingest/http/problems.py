@@ -7,14 +7,25 @@ from http import HTTPStatus
 from math import ceil
 from typing import Final
 
+from msgspec import Struct
+
 from ingest.errors import EdgeError, MethodNotAllowed
-from ingest.http.wire import Problem
 from store.errors import BatchTooLarge, BodyTooLarge, DuplicateKey, InvalidRecord, StoreError
 
 MEDIA: Final = b"application/problem+json"
 LOG: Final = logging.getLogger("escrow.edge")
 
 Headers = list[tuple[bytes, bytes]]
+
+
+class Problem(Struct, omit_defaults=True):
+    """RFC 9457. `code` is stable; `detail` tells what to do; `field` names what is wrong."""
+
+    status: int
+    code: str
+    title: str
+    detail: str
+    field: str = ""
 
 
 def problem(status: int, code: str, detail: str, field: str = "") -> Problem:
@@ -29,7 +40,7 @@ def of_error(error: Exception) -> tuple[Problem, Headers]:
         return _of_record(error), []
     if isinstance(error, StoreError):
         return problem(503, "store", str(error)), [(b"retry-after", b"5")]
-    LOG.error("a request failed in a way that nobody foresaw", exc_info=error)
+    LOG.error("a request failed with an unexpected error", exc_info=error)
     return problem(500, "internal", "Escrow failed at this request; its log has the details"), []
 
 

@@ -10,10 +10,12 @@ from typing import Final
 from prometheus_client.exposition import choose_encoder
 
 from ingest.capabilities import Consuming, Offers, Operating
+from ingest.checks import wire as check_wire
 from ingest.consuming.dead_letters import topic_of as dead_letter_topic
 from ingest.errors import NotInKafkaMode, NotReady
-from ingest.http import console, openapi, wire
+from ingest.http import console, openapi
 from ingest.http.app import Exchange, Route
+from ingest.http.wire import consumers, fields, health, operators, producers, sealed_halves
 from ingest.operating.topic_removal import Wanted
 from runtime.metrics import EdgeMetrics
 
@@ -21,7 +23,7 @@ _TAKES: Final = (400, 408, 413, 415, 429, 503)
 _ASKS: Final = (400, 429, 503)
 
 
-def _require_send(exchange: Exchange, messages: Sequence[wire.MessageIn]) -> None:
+def _require_send(exchange: Exchange, messages: Sequence[producers.MessageIn]) -> None:
     """For every group and topic that a batch names; mostly it is one pair."""
     if len(messages) == 1:
         group, topic = messages[0].group, messages[0].topic
@@ -48,36 +50,36 @@ def _operating(exchange: Exchange) -> Operating:
 
 # --- producers --------------------------------------------------------------------------------------------------------------
 async def post_halves(exchange: Exchange) -> None:
-    given = await exchange.body(wire.MessagesIn)
+    given = await exchange.body(producers.MessagesIn)
     _require_send(exchange, given.messages)
-    storing = exchange.edge.halves.store_halves(wire.messages(given.messages))
+    storing = exchange.edge.halves.store_halves(producers.messages(given.messages))
     del given  # before the flush, not after it: the next request is read into memory that is warm
-    await exchange.answer(wire.halves(await storing))
+    await exchange.answer(sealed_halves.halves(await storing))
 
 
 async def post_messages(exchange: Exchange) -> None:
-    given = await exchange.body(wire.MessagesIn)
+    given = await exchange.body(producers.MessagesIn)
     _require_send(exchange, given.messages)
-    places = await exchange.edge.messages.send(wire.messages(given.messages))
-    await exchange.answer(wire.MessagesOut([wire.PlaceOut(*place) for place in places]))
+    places = await exchange.edge.messages.send(producers.messages(given.messages))
+    await exchange.answer(producers.MessagesOut([fields.PlaceOut(*place) for place in places]))
 
 
 async def post_ends(exchange: Exchange) -> None:
-    given = await exchange.body(wire.EndsIn)
+    given = await exchange.body(producers.EndsIn)
     for group in {end.group for end in given.ends}:
         exchange.principal.require_produce(group)
-    await exchange.answer(wire.end_answers(await exchange.edge.ends.end(wire.ends(given.ends))))
+    await exchange.answer(producers.end_answers(await exchange.edge.ends.end(producers.ends(given.ends))))
 
 
 async def get_checks(exchange: Exchange) -> None:
     """The hand-over is recorded after the answer was written."""
-    asked, group = exchange.query(wire.ChecksQuery), exchange.name("group")
+    asked, group = exchange.query(producers.ChecksQuery), exchange.name("group")
     exchange.principal.require_produce(group)
     async with exchange.attended(), exchange.edge.polls.poll_checks(group, asked.member, asked.max, asked.wait_s) as handover:
         exchange.identify_again()
         exchange.principal.require_produce(group)
         id_of = exchange.edge.checks.id_of
-        await exchange.answer(wire.ChecksOut([wire.check(request, id_of(request)) for request in handover.requests]))
+        await exchange.answer(producers.ChecksOut([check_wire.check(request, id_of(request)) for request in handover.requests]))
 
 
 async def get_transaction(exchange: Exchange) -> None:
@@ -85,13 +87,13 @@ async def get_transaction(exchange: Exchange) -> None:
     found = await exchange.edge.transactions.transaction(id)
     if not exchange.principal.operator and found.group:
         exchange.principal.require_produce(found.group)
-    await exchange.answer(wire.transaction(id, found))
+    await exchange.answer(producers.transaction(id, found))
 
 
 # --- consumers --------------------------------------------------------------------------------------------------------------
 async def get_messages(exchange: Exchange) -> None:
     """What could not be written goes to another consumer at once."""
-    asked, topic = exchange.query(wire.MessagesQuery), exchange.name("topic")
+    asked, topic = exchange.query(consumers.MessagesQuery), exchange.name("topic")
     exchange.principal.require_consume(topic, asked.group)
     exchange.edge.offers.naming.admit(exchange.principal, (asked.group,), ())
     offers = exchange.edge.offers
@@ -107,49 +109,49 @@ async def get_messages(exchange: Exchange) -> None:
             exchange.identify_again()
             exchange.principal.require_consume(topic, asked.group)
             id_of = offers.issued.transaction_id_of
-            await exchange.answer(wire.DeliveriesOut([wire.delivery(each, id_of(each)) for each in found]))
+            await exchange.answer(consumers.DeliveriesOut([consumers.delivery(each, id_of(each)) for each in found]))
         except BaseException:
             _consuming(exchange).put_back(found)
             raise
 
 
 async def post_acks(exchange: Exchange) -> None:
-    given, topic = await exchange.body(wire.ReceiptsIn), exchange.name("topic")
+    given, topic = await exchange.body(consumers.ReceiptsIn), exchange.name("topic")
     exchange.principal.require_consume(topic, given.group)
     answers = await _consuming(exchange).ack(topic, given.group, given.receipts)
-    await exchange.answer(wire.AcksOut([wire.AckOut(answer) for answer in answers]))  # type: ignore[arg-type]
+    await exchange.answer(consumers.AcksOut([consumers.AckOut(answer) for answer in answers]))  # type: ignore[arg-type]
 
 
 async def post_visibility(exchange: Exchange) -> None:
-    given, topic = await exchange.body(wire.VisibilityIn), exchange.name("topic")
+    given, topic = await exchange.body(consumers.VisibilityIn), exchange.name("topic")
     exchange.principal.require_consume(topic, given.group)
     await exchange.answer(
-        wire.ReceiptsOut(await _consuming(exchange).change_visibility(topic, given.group, given.receipts, given.visibility_s))
+        consumers.ReceiptsOut(await _consuming(exchange).change_visibility(topic, given.group, given.receipts, given.visibility_s))
     )
 
 
 async def post_seek(exchange: Exchange) -> None:
-    given, topic = await exchange.body(wire.SeekIn), exchange.name("topic")
+    given, topic = await exchange.body(consumers.SeekIn), exchange.name("topic")
     exchange.principal.require_consume(topic, given.group)
     exchange.edge.offers.naming.admit(exchange.principal, (given.group,), ())
     async with exchange.edge.offers.audit.action(exchange.principal.name, "seek", f"{topic} as {given.group} to {given.to}"):
         found = await _consuming(exchange).seek(topic, given.group, given.to)
-    await exchange.answer(wire.SeekOut([wire.PlaceOut(*place) for place in sorted(found.items())]))
+    await exchange.answer(consumers.SeekOut([fields.PlaceOut(*place) for place in sorted(found.items())]))
 
 
 async def get_dead_letters(exchange: Exchange) -> None:
-    asked, group = exchange.query(wire.LettersQuery), exchange.name("group")
+    asked, group = exchange.query(consumers.LettersQuery), exchange.name("group")
     exchange.principal.require_consume(dead_letter_topic(group), group)
     found, following = await _consuming(exchange).dead_letters(group, after=asked.after, max_letters=asked.max)
-    await exchange.answer(wire.LettersOut([wire.letter(each) for each in found], following))
+    await exchange.answer(consumers.LettersOut([consumers.letter(each) for each in found], following))
 
 
 async def post_replay(exchange: Exchange) -> None:
-    given, group = await exchange.body(wire.ReplayIn), exchange.name("group")
+    given, group = await exchange.body(consumers.ReplayIn), exchange.name("group")
     exchange.principal.require_consume(dead_letter_topic(group), group)
     async with exchange.edge.offers.audit.action(exchange.principal.name, "replay", f"{len(given.ids)} dead letters of {group}"):
         replayed = await _consuming(exchange).replay(group, given.ids)
-    await exchange.answer(wire.ReplayOut(replayed))
+    await exchange.answer(consumers.ReplayOut(replayed))
 
 
 # --- operators --------------------------------------------------------------------------------------------------------------
@@ -158,24 +160,24 @@ async def get_overview(exchange: Exchange) -> None:
 
 
 async def get_transactions(exchange: Exchange) -> None:
-    asked = exchange.query(wire.TransactionsQuery)
-    found = await _operating(exchange).listings.page(wire.query_of(asked), asked.limit, asked.order == "newest", asked.cursor)
-    await exchange.answer(wire.transactions(found))
+    asked = exchange.query(operators.TransactionsQuery)
+    found = await _operating(exchange).listings.page(operators.query_of(asked), asked.limit, asked.order == "newest", asked.cursor)
+    await exchange.answer(operators.transactions(found))
 
 
 async def get_inspected(exchange: Exchange) -> None:
     id = exchange.name("id")
-    await exchange.answer(wire.inspected(id, await _operating(exchange).inspect(id)))
+    await exchange.answer(operators.inspected(id, await _operating(exchange).inspect(id)))
 
 
 async def post_actions(exchange: Exchange) -> None:
-    given = await exchange.body(wire.ActionIn)
-    await exchange.answer(wire.done(await exchange.edge.transactions.act(wire.action(given, exchange.principal.name))))
+    given = await exchange.body(operators.ActionIn)
+    await exchange.answer(operators.done(await exchange.edge.transactions.act(operators.action(given, exchange.principal.name))))
 
 
 async def get_audit(exchange: Exchange) -> None:
-    asked = exchange.query(wire.AuditQuery)
-    await exchange.answer(wire.audits(*await _operating(exchange).audited(asked.limit, asked.before)))
+    asked = exchange.query(operators.AuditQuery)
+    await exchange.answer(operators.audits(*await _operating(exchange).audited(asked.limit, asked.before)))
 
 
 async def get_groups(exchange: Exchange) -> None:
@@ -187,21 +189,21 @@ async def get_topics(exchange: Exchange) -> None:
 
 
 async def post_topics(exchange: Exchange) -> None:
-    given = await exchange.body(wire.TopicIn)
+    given = await exchange.body(operators.TopicIn)
     async with exchange.edge.offers.audit.action(exchange.principal.name, "create topic", given.topic):
         queues, made = await _operating(exchange).create_topic(given.topic, given.queues)
-    await exchange.answer(wire.TopicMadeOut(given.topic, queues, made))
+    await exchange.answer(operators.TopicMadeOut(given.topic, queues, made))
 
 
 async def post_topics_remove(exchange: Exchange) -> None:
-    given = await exchange.body(wire.TopicsRemoveIn)
+    given = await exchange.body(operators.TopicsRemoveIn)
     wanted = Wanted(given.topics, given.unused, given.made_by, given.dry_run)
     if wanted.dry_run:
         found = await _operating(exchange).remove_topics(wanted)
     else:
         async with exchange.edge.offers.audit.action(exchange.principal.name, "remove topics", wanted.told()):
             found = await _operating(exchange).remove_topics(wanted)
-    await exchange.answer(wire.topics_removed(found, given.dry_run))
+    await exchange.answer(operators.topics_removed(found, given.dry_run))
 
 
 async def get_status(exchange: Exchange) -> None:
@@ -210,13 +212,13 @@ async def get_status(exchange: Exchange) -> None:
 
 # --- everybody --------------------------------------------------------------------------------------------------------------
 async def get_livez(exchange: Exchange) -> None:
-    await exchange.answer(wire.LiveOut("ok"))
+    await exchange.answer(health.LiveOut("ok"))
 
 
 async def get_readyz(exchange: Exchange) -> None:
     if reason := exchange.edge.core.not_ready:
         raise NotReady(reason)
-    await exchange.answer(wire.ready(exchange.edge.settings.role, exchange.edge.figures.job_state()))
+    await exchange.answer(health.ready(exchange.edge.settings.role, exchange.edge.figures.job_state()))
 
 
 PRODUCER: Final = "producer"
@@ -226,49 +228,60 @@ OPERATOR: Final = "operator"
 _NAMES_MAX_BYTES: Final = 4 << 20
 _SMALL_MAX_BYTES: Final = 64 << 10
 _ROUTES: Final = (
-    Route("POST", "/v1/halves", post_halves, "Store halves, all or none", PRODUCER, wire.HalvesOut, wire.MessagesIn,
-          problems=(*_TAKES, 403, 404, 409), straight=True),
-    Route("POST", "/v1/messages", post_messages, "Store ordinary messages, visible without a transaction", PRODUCER,
-          wire.MessagesOut, wire.MessagesIn, problems=(*_TAKES, 403, 404), straight=True),
-    Route("POST", "/v1/ends", post_ends, "Commit, rollback or unknown; each is answered", PRODUCER, wire.EndsOut, wire.EndsIn,
-          problems=_TAKES, share="ends", straight=True),
-    Route("GET", "/v1/groups/{group}/checks", get_checks, "Long poll for check requests", PRODUCER, wire.ChecksOut,
-          query=wire.ChecksQuery, problems=_ASKS),
-    Route("GET", "/v1/transactions/{id}", get_transaction, "State and history of one transaction", PRODUCER, wire.TransactionOut,
-          problems=(404, 503)),
-    Route("GET", "/v1/topics/{topic}/messages", get_messages, "Long poll for messages", CONSUMER, wire.DeliveriesOut,
-          query=wire.MessagesQuery, problems=_ASKS, needs="consuming"),
-    Route("POST", "/v1/topics/{topic}/acks", post_acks, "Messages are done", CONSUMER, wire.AcksOut, wire.ReceiptsIn,
-          problems=_TAKES, share="ends", body_max_bytes=_NAMES_MAX_BYTES, needs="consuming"),
-    Route("POST", "/v1/topics/{topic}/visibility", post_visibility, "More time for messages in hand; 0 gives them back", CONSUMER,
-          wire.ReceiptsOut, wire.VisibilityIn, problems=_TAKES, share="ends", body_max_bytes=_NAMES_MAX_BYTES, needs="consuming"),
-    Route("POST", "/v1/topics/{topic}/seek", post_seek, "Put a consumer group elsewhere", CONSUMER, wire.SeekOut, wire.SeekIn,
-          problems=_TAKES, share="ends", body_max_bytes=_SMALL_MAX_BYTES, needs="consuming"),
-    Route("GET", "/v1/groups/{group}/dead-letters", get_dead_letters, "Messages that were delivered too often", CONSUMER,
-          wire.LettersOut, query=wire.LettersQuery, problems=_ASKS, needs="consuming"),
-    Route("POST", "/v1/groups/{group}/dead-letters/replay", post_replay, "Deliver dead letters to the group again", CONSUMER,
-          wire.ReplayOut, wire.ReplayIn, problems=(*_TAKES, 404), body_max_bytes=_NAMES_MAX_BYTES, needs="consuming"),
-    Route("GET", "/v1/operator/overview", get_overview, "How much is in doubt, how fast things go, whether all is well", OPERATOR,
-          wire.OverviewOut, problems=(503,), console=True, needs="operating"),
-    Route("GET", "/v1/operator/transactions", get_transactions, "List transactions", OPERATOR, wire.TransactionsOut,
-          query=wire.TransactionsQuery, problems=(400, 503), console=True, needs="operating"),
-    Route("GET", "/v1/operator/transactions/{id}", get_inspected, "One transaction with its message", OPERATOR, wire.InspectedOut,
-          problems=(404, 503), console=True, needs="operating"),
-    Route("POST", "/v1/operator/actions", post_actions, "Check now, commit, roll back or resume; by ids or by a filter", OPERATOR,
-          wire.ActionOut, wire.ActionIn, problems=(*_TAKES, 409), share="ends", body_max_bytes=_NAMES_MAX_BYTES, console=True),
-    Route("GET", "/v1/operator/audit", get_audit, "What operators did, the newest first", OPERATOR, wire.AuditsOut,
-          query=wire.AuditQuery, problems=(400, 503), console=True, needs="audit"),
-    Route("GET", "/v1/operator/groups", get_groups, "Producer groups: what is in doubt, who is there", OPERATOR, wire.GroupsOut,
-          problems=(503,), console=True, needs="operating"),
-    Route("GET", "/v1/operator/topics", get_topics, "Topics and the consumer groups that read them", OPERATOR, wire.TopicsOut,
-          problems=(503,), console=True, needs="operating"),
-    Route("POST", "/v1/operator/topics", post_topics, "Make a topic; one that is there stays as it is", OPERATOR,
-          wire.TopicMadeOut, wire.TopicIn, problems=(*_TAKES, 409), needs="create_topic"),
-    Route("POST", "/v1/operator/topics/remove", post_topics_remove, "Remove topics that nobody uses, by name or all", OPERATOR,
-          wire.TopicsRemovedOut, wire.TopicsRemoveIn, problems=_TAKES, body_max_bytes=_NAMES_MAX_BYTES, needs="remove_topics"),
-    Route("GET", "/v1/status", get_status, "What the edge sees", OPERATOR, wire.StatusOut),
-    Route("GET", "/livez", get_livez, "Alive", "", wire.LiveOut),
-    Route("GET", "/readyz", get_readyz, "Accepts, and how the job is", "", wire.ReadyOut, problems=(503,)),
+    Route("POST", "/v1/halves", post_halves, "Store halves, all or none", PRODUCER, sealed_halves.HalvesOut,
+          producers.MessagesIn, problems=(*_TAKES, 403, 404, 409), straight=True),
+    Route("POST", "/v1/messages", post_messages, "Store ordinary messages, visible without a transaction",
+          PRODUCER, producers.MessagesOut, producers.MessagesIn, problems=(*_TAKES, 403, 404), straight=True),
+    Route("POST", "/v1/ends", post_ends, "Commit, rollback or unknown; each is answered", PRODUCER,
+          producers.EndsOut, producers.EndsIn, problems=_TAKES, share="ends", straight=True),
+    Route("GET", "/v1/groups/{group}/checks", get_checks, "Long poll for check requests", PRODUCER,
+          producers.ChecksOut, query=producers.ChecksQuery, problems=_ASKS),
+    Route("GET", "/v1/transactions/{id}", get_transaction, "State and history of one transaction", PRODUCER,
+          producers.TransactionOut, problems=(404, 503)),
+    Route("GET", "/v1/topics/{topic}/messages", get_messages, "Long poll for messages", CONSUMER,
+          consumers.DeliveriesOut, query=consumers.MessagesQuery, problems=_ASKS, needs="consuming"),
+    Route("POST", "/v1/topics/{topic}/acks", post_acks, "Acknowledge messages", CONSUMER, consumers.AcksOut,
+          consumers.ReceiptsIn, problems=_TAKES, share="ends", body_max_bytes=_NAMES_MAX_BYTES,
+          needs="consuming"),
+    Route("POST", "/v1/topics/{topic}/visibility", post_visibility,
+          "More time for messages in hand; 0 gives them back", CONSUMER, consumers.ReceiptsOut,
+          consumers.VisibilityIn, problems=_TAKES, share="ends", body_max_bytes=_NAMES_MAX_BYTES,
+          needs="consuming"),
+    Route("POST", "/v1/topics/{topic}/seek", post_seek, "Move a consumer group to another position", CONSUMER,
+          consumers.SeekOut, consumers.SeekIn, problems=_TAKES, share="ends", body_max_bytes=_SMALL_MAX_BYTES,
+          needs="consuming"),
+    Route("GET", "/v1/groups/{group}/dead-letters", get_dead_letters,
+          "Messages that were delivered too often", CONSUMER, consumers.LettersOut,
+          query=consumers.LettersQuery, problems=_ASKS, needs="consuming"),
+    Route("POST", "/v1/groups/{group}/dead-letters/replay", post_replay,
+          "Deliver dead letters to the group again", CONSUMER, consumers.ReplayOut, consumers.ReplayIn,
+          problems=(*_TAKES, 404), body_max_bytes=_NAMES_MAX_BYTES, needs="consuming"),
+    Route("GET", "/v1/operator/overview", get_overview, "Pending transactions, rates and health", OPERATOR,
+          operators.OverviewOut, problems=(503,), console=True, needs="operating"),
+    Route("GET", "/v1/operator/transactions", get_transactions, "List transactions", OPERATOR,
+          operators.TransactionsOut, query=operators.TransactionsQuery, problems=(400, 503), console=True,
+          needs="operating"),
+    Route("GET", "/v1/operator/transactions/{id}", get_inspected, "One transaction with its message",
+          OPERATOR, operators.InspectedOut, problems=(404, 503), console=True, needs="operating"),
+    Route("POST", "/v1/operator/actions", post_actions,
+          "Check now, commit, roll back or resume; by ids or by a filter", OPERATOR, operators.ActionOut,
+          operators.ActionIn, problems=(*_TAKES, 409), share="ends", body_max_bytes=_NAMES_MAX_BYTES,
+          console=True),
+    Route("GET", "/v1/operator/audit", get_audit, "Audit records, newest first", OPERATOR,
+          operators.AuditsOut, query=operators.AuditQuery, problems=(400, 503), console=True, needs="audit"),
+    Route("GET", "/v1/operator/groups", get_groups, "Producer groups: pending transactions and members",
+          OPERATOR, operators.GroupsOut, problems=(503,), console=True, needs="operating"),
+    Route("GET", "/v1/operator/topics", get_topics, "Topics and the consumer groups that read them", OPERATOR,
+          operators.TopicsOut, problems=(503,), console=True, needs="operating"),
+    Route("POST", "/v1/operator/topics", post_topics, "Create a topic; an existing one is unchanged",
+          OPERATOR, operators.TopicMadeOut, operators.TopicIn, problems=(*_TAKES, 409), needs="create_topic"),
+    Route("POST", "/v1/operator/topics/remove", post_topics_remove, "Remove unused topics, by name or all",
+          OPERATOR, operators.TopicsRemovedOut, operators.TopicsRemoveIn, problems=_TAKES,
+          body_max_bytes=_NAMES_MAX_BYTES, needs="remove_topics"),
+    Route("GET", "/v1/status", get_status, "Status of the edge and the job", OPERATOR, health.StatusOut),
+    Route("GET", "/livez", get_livez, "Alive", "", health.LiveOut),
+    Route("GET", "/readyz", get_readyz, "Ready to accept requests; state of the job", "", health.ReadyOut,
+          problems=(503,)),
 )  # fmt: skip
 
 
@@ -284,7 +297,7 @@ def make_routes(metrics: EdgeMetrics | None, offers: Offers | None = None, *, wi
     async def get_openapi(exchange: Exchange) -> None:
         await exchange.write(200, openapi.document(routes), [(b"content-type", b"application/json")])
 
-    own = [Route("GET", "/openapi.json", get_openapi, "This, for programs", "", wire.StatusOut)]
+    own = [Route("GET", "/openapi.json", get_openapi, "This API as OpenAPI 3.1", "", health.StatusOut)]
     if metrics is not None:
         own.append(Route("GET", "/metrics", get_metrics, "Prometheus metrics of the edge", "metrics", media="text/plain"))
     found = _ROUTES if offers is None else [_mounted(route, offers) for route in _ROUTES]

@@ -22,12 +22,12 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaException
 
+from ingest import groups
 from ingest.capabilities import OUTCOMES, EndAnswer, EndRequest, JobState, Offers, answer_of
 from ingest.checks.delivery import CheckRequest, Handover, Member
-from ingest.edge import groups
-from ingest.edge.ids import load_keys
 from ingest.edge.quotas import Limited
 from ingest.errors import BadId, CannotStart, EdgeError, InvalidRequest, KafkaUnreachable, NotInKafkaMode
+from ingest.ids import load_keys
 from ingest.kafka.checks import KafkaChecks
 from ingest.kafka.dedup import SendOnce
 from ingest.kafka.ended.follower import OpFollower

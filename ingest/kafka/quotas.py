@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ingest.auth.reloading_file import Watched
-from ingest.edge.groups import Groups
 from ingest.edge.quotas import FREE, Admitted, Rates
+from ingest.groups import Groups
 from runtime.settings import Settings
 from store.tables.frames import Message, groups_of
 

@@ -1,7 +1,7 @@
 """Transaction ids in Kafka mode: the place of a half, sealed together with its producer group.
 
 id = <partition> "-" <half_offset> "-" <seal>
-seal = base64url without padding of 16 bytes: BLAKE2b, keyed as ids of the embedded store are (ingest.edge.ids), over
+seal = base64url without padding of 16 bytes: BLAKE2b, keyed as ids of the embedded store are (ingest.ids), over
        "escrow kafka id" NUL half topic NUL partition "-" half_offset NUL group        (UTF-8)
 
 Nothing of it lies in a file but the key, so the same half has the same id at every endpoint and on every machine that has the key.
@@ -18,8 +18,8 @@ from binascii import b2a_base64
 from collections.abc import Sequence
 from typing import Final
 
-from ingest.edge.ids import keyed
 from ingest.errors import BadId, KeysUnusable
+from ingest.ids import keyed
 from ingest.kafka.places import HALF_OFFSET_MAX, PARTITION_MAX, Place
 from sinks.kafka.contract import place_of
 

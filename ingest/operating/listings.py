@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ingest.edge.ids import Sealer
 from ingest.errors import BadId, InvalidRequest
+from ingest.ids import Sealer
 from ingest.threads import Threads
 from store.edge.listing import DISCARDED, ENDED, OPEN, Listing, Summary, Wanted
 from store.edge.store import EdgeStore
@@ -156,7 +156,7 @@ class Listings:
     async def page(self, query: Query, limit: int, newest: bool, at: str) -> ListPage:
         """StoreError where the files cannot be read just now."""
         if at and not at.isdecimal():
-            raise InvalidRequest("cursor: is none; use `next` of the answer before, exactly as it is")
+            raise InvalidRequest("cursor: invalid; send `next` of the previous answer unchanged")
         return await self._threads.call(self._again, self._page, query, limit, newest, int(at) if at else None)
 
     async def every(self, query: Query) -> npt.NDArray[np.int64]:

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ingest.checks.delivery import CheckDelivery
-from ingest.edge.committer import BATCH_BYTES, END_BYTES, REMARK_BYTES, Committer
-from ingest.edge.ids import Sealer
-from ingest.edge.job_feedback import Followers
+from ingest.committing.appender import BATCH_BYTES, END_BYTES, REMARK_BYTES
+from ingest.committing.committer import Committer
 from ingest.errors import BadId, InvalidRequest, MatchedMore, TooLarge
+from ingest.ids import Sealer
 from ingest.operating.auditing import Auditor
 from ingest.operating.listings import IN_DOUBT, Listings, Query
 from store.edge.store import EdgeStore, End
@@ -99,14 +99,14 @@ class Operator:
         store: EdgeStore,
         committer: Committer,
         checks: CheckDelivery,
-        followers: Followers,
+        on_resumed: Callable[[list[int]], None],
         *,
         listings: Listings,
         sealer: Sealer,
         auditor: Auditor,
         now_ms: Callable[[], int],
     ) -> None:
-        self._store, self._committer, self._checks, self._followers = store, committer, checks, followers
+        self._store, self._committer, self._checks, self._on_resumed = store, committer, checks, on_resumed
         self._listings, self._sealer, self._auditor, self._now_ms = listings, sealer, auditor, now_ms
 
     # --- actions ----------------------------------------------------------------------------------------------------------------
@@ -217,9 +217,9 @@ class Operator:
         answers, ticket = self._store.append_ends(ends, self._now_ms())
         accepted = [each.verdict is Verdict.ACCEPTED for each in answers]
         resumed = [end.half_offset for end, yes in zip(ends, accepted, strict=True) if yes and end.kind == OpKind.RESUME]
-        self._followers.resumed(resumed)
+        self._on_resumed(resumed)
         self._store.wait(ticket)
-        self._committer.count_answers([answers[at] for at in last])
+        self._committer.counters.count_answers([answers[at] for at in last])
         return [(answers[at].verdict.value, answers[at].reason) for at in last]
 
     # --- the audit log ----------------------------------------------------------------------------------------------------------

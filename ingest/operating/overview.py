@@ -7,15 +7,18 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
+from ingest.capabilities import JobState
+from ingest.checks.delivery import Member
 from ingest.consuming.dead_letters import has_dead_letters
+from ingest.operating.listings import Listings
+from runtime.settings import Settings
+from store.edge.store import EdgeStore
 from store.io.pages import JobSlot
+from store.read.readers import TopicReader
 from store.records import OpKind
 from store.tables.redo_log import TOTALS
-
-if TYPE_CHECKING:
-    from ingest.edge.embedded import Edge
 
 STEP_S: Final = 2.0
 POINTS: Final = 300
@@ -27,10 +30,41 @@ DISK_FREE_MIN_BYTES: Final = 1 << 30
 DISK_FREE_MIN_SHARE: Final = 0.05
 
 
+class Consumed(Protocol):
+    """Topics and their consumer groups."""
+
+    def topics_and_lag(self) -> list[dict[str, Any]]: ...
+    def dead_letter_count(self, group: str) -> int: ...
+
+
+class Seen(Protocol):
+    """What the overview reads of an edge. `trouble`: what goes wrong at the moment; "" if nothing does."""
+
+    settings: Settings
+    store: EdgeStore
+    listings: Listings
+    started_at_ms: int
+
+    @property
+    def trouble(self) -> str: ...
+
+    @property
+    def consumption(self) -> Consumed: ...
+
+    @property
+    def failed(self) -> asyncio.Future[str]: ...
+
+    def now_ms(self) -> int: ...
+    def counts(self) -> dict[str, Any]: ...
+    def job_files(self) -> TopicReader | None: ...
+    def job_state(self) -> JobState: ...
+    def members(self, group: str) -> list[Member]: ...
+
+
 class Overview:
     """Lives in the event loop."""
 
-    def __init__(self, edge: Edge) -> None:
+    def __init__(self, edge: Seen) -> None:
         self._edge = edge
         self._points: deque[tuple[int, ...]] = deque(maxlen=POINTS)
         self._last = self._counters()

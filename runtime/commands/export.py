@@ -136,7 +136,7 @@ def _replaced(file: Path) -> Iterator[Path]:
 
 def _sealer(settings: Settings, store_id: str) -> Callable[[int, int], str] | None:
     """Makes ids as the edge does; None where the keys are not here, as beside a bare copy of a store."""
-    from ingest.edge.ids import Sealer, load_keys
+    from ingest.ids import Sealer, load_keys
 
     if not settings.id_keys and not settings.keys_file.exists():
         return None

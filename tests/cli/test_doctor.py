@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from ingest.edge.ids import load_keys
+from ingest.ids import load_keys
 from runtime.commands.checkup import Level
 from runtime.commands.checkup.network import broker
 from store.edge.store import EdgeStore

@@ -11,7 +11,7 @@ import pytest
 
 from checker.policy import Policy
 from escrow.cli import main
-from ingest.edge.ids import Sealer, load_keys
+from ingest.ids import Sealer, load_keys
 from ingest.operating.history import Histories
 from store.edge.store import EdgeStore
 from store.errors import SegmentGone

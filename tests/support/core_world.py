@@ -15,7 +15,7 @@ from typing import Any
 
 from ingest.capabilities import EndAnswer, EndRequest
 from ingest.edge.embedded import Edge
-from ingest.http import wire
+from ingest.http.wire import codec, producers
 from ingest.operating.operator import Action, Result
 from store.read.readers import LogReader
 from store.tables.frames import Frame
@@ -57,7 +57,7 @@ class CoreWorld(JobWorld):
     def send(self, text: str = "hello", group: str = "g", topic: str = "t", **rest: Any) -> str:
         """One half as it comes over the wire; its id."""
         item = {"group": group, "topic": topic, "text": text, **rest}
-        (id,) = self.run(self.core.prepare(wire.messages(wire.convert({"messages": [item]}, wire.MessagesIn).messages)))
+        (id,) = self.run(self.core.prepare(producers.messages(codec.convert({"messages": [item]}, producers.MessagesIn).messages)))
         return str(id)
 
     def tell(self, id: str, outcome: str, group: str = "g", **rest: Any) -> EndAnswer:

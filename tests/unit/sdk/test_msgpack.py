@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from escrow import Message, _msgpack
 from escrow.api import posting_halves, posting_messages
 from ingest.errors import InvalidRequest
-from ingest.http import wire
+from ingest.http.wire import codec, producers
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
 NUMBERS = st.integers(-(1 << 63), (1 << 64) - 1)
@@ -49,7 +49,7 @@ def test_sizes(size):
 def test_the_server_takes_a_request():
     messages = [Message("paid", b"\xff\0"), Message("paid", "zwölf", key="k", tags="t", properties={"a": "b"}, queue_id=0)]
     for posting in (posting_halves("orders", messages, ["1", "2"]), posting_messages("orders", messages)):
-        found = wire.decode(posting.content, posting.media, wire.MessagesIn).messages
+        found = codec.decode(posting.content, posting.media, producers.MessagesIn).messages
         assert (found[0].body, found[1].text, found[1].key, found[1].tags) == (b"\xff\0", "zwölf", "k", "t")
         assert (found[1].properties, found[1].queue_id, found[1].check_immunity_s) == ({"a": "b"}, 0, None)
 
@@ -72,5 +72,5 @@ def test_what_escrow_does_not_take_it_refuses_itself(field, value, named):
     """Not the SDK, in the middle of a batch that others share: there the refusal finds its message."""
     posting = posting_halves("orders", [Message(**{"topic": "paid", "body": b"", field: value})], [])
     with pytest.raises(InvalidRequest) as refused:
-        wire.decode(posting.content, posting.media, wire.MessagesIn)
+        codec.decode(posting.content, posting.media, producers.MessagesIn)
     assert refused.value.field == named

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from ingest.assembly import assemble, plugin_notices
-from ingest.checks import breaker, couriers
+from ingest.checks import breaker, couriers, plugin_couriers, transports
 from ingest.errors import CannotStart, QuotaExceeded, RefusedByService, ServiceFailed
 from ingest.plugged import PluggedHalves
 from store.records import OpKind, State
@@ -26,7 +26,8 @@ TRANSPORTS, LISTENERS, SERVICE = "escrow.check_transports", "escrow.check_listen
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     monkeypatch.setattr(couriers, "POLL_S", 0.05)
-    monkeypatch.setattr(couriers, "LOOK_S", 0.02)
+    monkeypatch.setattr(couriers, "PAUSE_S", 0.02)
+    monkeypatch.setattr(transports, "LOOK_S", 0.02)
     monkeypatch.setattr(breaker, "PAUSE_S", 0.2)
 
 
@@ -235,7 +236,7 @@ def test_what_did_not_reach_a_member_goes_to_another(tmp_path, install):
     ],
 )
 def test_a_transport_that_fails_has_handed_nothing_over(tmp_path, install, monkeypatch, body, says):
-    monkeypatch.setattr(couriers, "PLUGIN_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(plugin_couriers, "PLUGIN_TIMEOUT_S", 0.1)
     install("mine", f"[{TRANSPORTS}]\nmine = their_transport:Made\n", their_transport=transport(body))
 
     async def story(w):
@@ -249,7 +250,7 @@ def test_a_transport_that_fails_has_handed_nothing_over(tmp_path, install, monke
 
 
 def test_groups_may_change(tmp_path, install, monkeypatch):
-    monkeypatch.setattr(couriers, "GROUPS_LOOKS", 2)
+    monkeypatch.setattr(transports, "GROUPS_LOOKS", 2)
     text = transport("return [True] * len(requests)", "NAMES") + "\n        NAMES = ['g']\n"
     install("mine", f"[{TRANSPORTS}]\nmine = their_transport:Made\n", their_transport=text)
 

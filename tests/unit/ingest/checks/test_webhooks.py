@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest.checks import breaker, couriers
+from ingest.checks import breaker, couriers, transports, webhook_courier
 from ingest.checks.webhooks import ANSWER_MAX_BYTES, sign, verdict_of
 from store.records import OpKind, State
 from store.tables.presence import Presence
@@ -31,8 +31,9 @@ SECRET = "a secret of the orders group"
 def soon(monkeypatch):
     """Nothing waits long."""
     monkeypatch.setattr(couriers, "POLL_S", 0.05)
-    monkeypatch.setattr(couriers, "LOOK_S", 0.02)
-    monkeypatch.setattr(couriers, "BACKOFF_S", (0.01, 0.02))
+    monkeypatch.setattr(couriers, "PAUSE_S", 0.02)
+    monkeypatch.setattr(transports, "LOOK_S", 0.02)
+    monkeypatch.setattr(webhook_courier, "BACKOFF_S", (0.01, 0.02))
     monkeypatch.setattr(breaker, "PAUSE_S", 0.2)
     monkeypatch.setenv("ESCROW_SECRET_G", SECRET)
 
@@ -286,7 +287,7 @@ def test_it_is_asked_again_in_the_next_round(tmp_path):
 
 
 def test_no_more_attempts_at_what_has_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(couriers, "BACKOFF_S", (0.2, 0.2))
+    monkeypatch.setattr(webhook_courier, "BACKOFF_S", (0.2, 0.2))
 
     async def story(w, server):
         (id,) = await due(w)

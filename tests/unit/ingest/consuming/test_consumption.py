@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ingest.consuming import consumption
+from ingest.consuming import filters
 from ingest.consuming.receipts import Receipt
 from ingest.errors import Closing, InvalidRequest, Standby
 from store.errors import IllegalName, StoreUnusable
@@ -313,7 +313,7 @@ def test_two_filters_in_one_group_are_refused(tmp_path, monkeypatch):
         with pytest.raises(InvalidRequest, match=r"^tags: 'b' differs from 'a', with which 'me' of this group reads t: use"):
             await w.pull(tags="b")
         await w.pull(tags="b", topic="another")
-        monkeypatch.setattr(consumption, "FILTER_HOLD_S", 0.0)
+        monkeypatch.setattr(filters, "FILTER_HOLD_S", 0.0)
         await tagged(w)
         assert await w.pull_bodies(tags="Aa") == [b"6"]  # of those that came since: the others were passed over
 
@@ -327,13 +327,13 @@ def test_filters_are_forgotten(tmp_path, monkeypatch):
         await tagged(w)
         for number in range(50):
             await w.pull(topic=f"no-such-{number}", group=f"g{number}", tags="a")
-        assert w.edge.consumption._filters == {}
+        assert w.edge.consumption._filters.known == {}
         await w.pull(group="one", tags="a")
         await w.pull(group="two")
-        assert len(w.edge.consumption._filters) == 2
-        monkeypatch.setattr(consumption, "FILTER_HOLD_S", 0.0)
+        assert len(w.edge.consumption._filters.known) == 2
+        monkeypatch.setattr(filters, "FILTER_HOLD_S", 0.0)
         await w.pull(group="three")
-        assert list(w.edge.consumption._filters) == [("t", "three")]
+        assert list(w.edge.consumption._filters.known) == [("t", "three")]
 
     play(tmp_path, story)
 

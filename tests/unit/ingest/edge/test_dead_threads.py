@@ -83,7 +83,9 @@ def test_an_error_behind_a_flush_of_the_kernel_is_heard(tmp_path, monkeypatch):
 def test_an_error_in_the_loop_is_told_to_all_who_wait(tmp_path, monkeypatch, part):
     async def story(w):
         id = await w.half()
-        monkeypatch.setattr(w.edge._committer, part, raising(MemoryError("no memory")))
+        committer = w.edge._committer
+        owner = committer if hasattr(committer, part) else committer._appender
+        monkeypatch.setattr(owner, part, raising(MemoryError("no memory")))
         asked = [w.half(), w.half(), w.edge.end([EndRequest("g", id, "commit")])]
         told = await asyncio.gather(*asked, return_exceptions=True)
         assert [type(each) for each in told] == [EdgeFailed] * 3

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ingest.edge import groups
-from ingest.edge.groups import Limits
+from ingest import groups
 from ingest.errors import GroupsUnusable, QuotaExceeded
+from ingest.groups import Limits
 from runtime.settings import load
 from store.edge.pending_counts import NEVER_S
 from store.records import OpKind

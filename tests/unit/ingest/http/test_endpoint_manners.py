@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from ingest.http.connections.protocol import HEAD_MAX_BYTES, PIPELINED_MAX
+from ingest.http.connections.protocol import PIPELINED_MAX
+from ingest.http.connections.reading import HEAD_MAX_BYTES
 from tests.support.certificates import Authority
 from tests.support.edge_client import EdgeClient
 from tests.support.edge_world import SMALL

@@ -10,7 +10,8 @@ import pytest
 
 from ingest.auth import token_file
 from ingest.errors import InvalidRequest, TooLarge
-from ingest.http import large, wire
+from ingest.http import large
+from ingest.http.wire import codec, producers
 from tests.support.edge_client import EdgeClient
 from tests.unit.ingest.http.test_endpoint import edge
 
@@ -23,46 +24,48 @@ MESSAGES = [
 
 
 def encoded(content, media):
-    return json.dumps(content).encode() if media == wire.JSON else msgspec.msgpack.encode(content)
+    return json.dumps(content).encode() if media == codec.JSON else msgspec.msgpack.encode(content)
 
 
-@pytest.mark.parametrize("media", [wire.JSON, wire.MSGPACK])
+@pytest.mark.parametrize("media", [codec.JSON, codec.MSGPACK])
 def test_the_same_comes_out(media):
     body = encoded({"messages": MESSAGES}, media)
-    small, big = wire.decode(body, media, wire.MessagesIn), large.decode(body, media, wire.MessagesIn, 10)
-    assert list(wire.messages(big.messages)) == list(wire.messages(small.messages))
+    small, big = codec.decode(body, media, producers.MessagesIn), large.decode(body, media, producers.MessagesIn, 10)
+    assert list(producers.messages(big.messages)) == list(producers.messages(small.messages))
     body = encoded({"ends": [{"group": "g", "id": "i", "outcome": "commit"}]}, media)
-    assert wire.ends(large.decode(body, media, wire.EndsIn, 10).ends) == wire.ends(wire.decode(body, media, wire.EndsIn).ends)
+    assert producers.ends(large.decode(body, media, producers.EndsIn, 10).ends) == producers.ends(
+        codec.decode(body, media, producers.EndsIn).ends
+    )
 
 
-@pytest.mark.parametrize("media", [wire.JSON, wire.MSGPACK])
+@pytest.mark.parametrize("media", [codec.JSON, codec.MSGPACK])
 def test_what_is_wrong_is_named_in_the_same_words(media):
     for wrong in ({**HALF, "group": ""}, {**HALF, "colour": 1}, {"group": "g"}, {**HALF, "flag": -1}, 7):
         body = encoded({"messages": [HALF, wrong]}, media)
         with pytest.raises(InvalidRequest) as small:
-            wire.decode(body, media, wire.MessagesIn)
+            codec.decode(body, media, producers.MessagesIn)
         with pytest.raises(InvalidRequest) as big:
-            large.decode(body, media, wire.MessagesIn, 10)
+            large.decode(body, media, producers.MessagesIn, 10)
         assert str(big.value) == str(small.value)
     body = encoded({"messages": [{**HALF, "properties": {"a": 1}}]}, media)
     with pytest.raises(InvalidRequest, match=r"^messages\[0\]"):
-        large.decode(body, media, wire.MessagesIn, 10)
+        large.decode(body, media, producers.MessagesIn, 10)
 
 
-@pytest.mark.parametrize("media", [wire.JSON, wire.MSGPACK])
+@pytest.mark.parametrize("media", [codec.JSON, codec.MSGPACK])
 def test_items_beyond_the_limit_are_not_read(media, monkeypatch):
     body = encoded({"messages": [HALF] * 11}, media)
     with pytest.raises(TooLarge, match="maxMessagesPerRequest"):
-        large.decode(body, media, wire.MessagesIn, 10)
+        large.decode(body, media, producers.MessagesIn, 10)
     seen = large._ITEMS.count
     assert seen == 11
-    assert len(large.decode(body, media, wire.MessagesIn, 11).messages) == 11
+    assert len(large.decode(body, media, producers.MessagesIn, 11).messages) == 11
 
 
 def test_properties_that_are_too_many_are_not_read():
     many = {"messages": [{**HALF, "properties": {f"{number:x}": "" for number in range(40_000)}}]}
     with pytest.raises(InvalidRequest, match="have more than"):
-        large.decode(json.dumps(many).encode(), wire.JSON, wire.MessagesIn, 10)
+        large.decode(json.dumps(many).encode(), codec.JSON, producers.MessagesIn, 10)
 
 
 def new(data, name, **roles):

@@ -5,16 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ingest.edge.ids import Sealer
 from ingest.errors import InvalidRequest
-from ingest.http import wire
+from ingest.http.wire import codec, producers, sealed_halves
+from ingest.ids import Sealer
 from store.tables.frames import ALIKE_MIN, AlikeMessages, Message
 
 PLAIN = {"group": "orders", "topic": "paid", "text": "é"}
 
 
 def read(items):
-    return wire.messages(wire.convert({"messages": items}, wire.MessagesIn).messages)
+    return producers.messages(codec.convert({"messages": items}, producers.MessagesIn).messages)
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 40])
@@ -65,12 +65,12 @@ def test_of_many_messages_the_one_that_is_wrong_is_named(bad, field):
 @pytest.mark.parametrize("count", [1, 8, 15, 16, 37, 300])
 def test_answers_in_columns_are_what_the_encoders_write(first, count):
     stored = Sealer([b"k" * 32], "00112233445566ff").seal_all(range(first, first + count), 7)
-    plain = wire.HalvesOut([wire.HalfOut(id, half_offset) for id, half_offset in stored])
-    assert wire.encode(wire.halves(stored), wire.JSON) == msgspec.json.encode(plain)
-    assert wire.encode(wire.halves(stored), wire.MSGPACK) == msgspec.msgpack.encode(plain)
+    plain = sealed_halves.HalvesOut([sealed_halves.HalfOut(id, half_offset) for id, half_offset in stored])
+    assert codec.encode(sealed_halves.halves(stored), codec.JSON) == msgspec.json.encode(plain)
+    assert codec.encode(sealed_halves.halves(stored), codec.MSGPACK) == msgspec.msgpack.encode(plain)
 
 
-@pytest.mark.parametrize("media", [wire.JSON, wire.MSGPACK])
+@pytest.mark.parametrize("media", [codec.JSON, codec.MSGPACK])
 def test_what_is_no_answer_is_not_written(media):
     with pytest.raises(NotImplementedError, match="object is not for an answer"):
-        wire.encode({"x": object()}, media)
+        codec.encode({"x": object()}, media)

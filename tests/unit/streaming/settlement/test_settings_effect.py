@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ingest.errors import Standby, TransactionsRejected
-from ingest.http import wire
+from ingest.http.wire import codec, producers
 from store.io.pages import JobSlot
 from store.records import State
 from store.tables.names import Dictionary
@@ -75,7 +75,7 @@ def live_through(root: Path, *flags: str, seconds: int, step_s: int = 1, member:
         async with world(root, *flags) as w:
             clockwork = Clockwork(w, member=member)
             item = {"group": "g", "topic": "t", "text": "hello", **message}
-            (id,) = await w.edge.prepare(wire.messages(wire.convert({"messages": [item]}, wire.MessagesIn).messages))
+            (id,) = await w.edge.prepare(producers.messages(codec.convert({"messages": [item]}, producers.MessagesIn).messages))
             for _ in range(seconds // step_s):
                 for asked in await clockwork.second(step_s):
                     life.asked_at_s.append(clockwork.now_s)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from ingest.edge.ids import ID_CHARACTERS, Place, Sealer, load_keys, rotate
 from ingest.errors import BadId, KeysUnusable
+from ingest.ids import ID_CHARACTERS, Place, Sealer, load_keys, rotate
 
 STORE, OTHER_STORE = "00112233445566ff", "ff112233445566ff"
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32

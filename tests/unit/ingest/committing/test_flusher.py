@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ingest.edge.flusher import KernelFlusher, make_flusher
+from ingest.committing.flusher import KernelFlusher, make_flusher
 from store.errors import FlushFailed
 from store.io import disk
 from store.io.pages import EdgeSlot
