@@ -30,8 +30,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from sinks.kafka import contract
+from sinks.kafka.contract import ASKED_PER_RECORD
 from sinks.kafka.gc_pause import no_collector
-from sinks.kafka.release import ASKED_PER_RECORD
 from store.records import HALF, OP, OpKind, parse_immunity_s
 
 SCHEMA: Final = "kind tinyint, partition int, names binary, payload binary"

@@ -44,6 +44,7 @@ from runtime.metrics import JobMetrics, KafkaMetrics
 from runtime.settings import Settings
 from sinks.kafka import clients, contract, redo, release
 from sinks.kafka.stuck import is_stuck
+from sinks.kafka.task import SUPERSEDED, Done, Superseded, Target, Task
 from store.clock import Rules
 from store.errors import CursorBeyondLog
 from store.guarded_clock import GuardedClock
@@ -182,7 +183,7 @@ class KafkaJobService:
 
     def _open_part(self, partition: int) -> _Part:
         store = ShardStore(self.settings.store_dir / "shards" / str(partition), self.settings.state_table_file_bytes // 24)
-        target = release.Target(
+        target = Target(
             topics=self.topics,
             partition=partition,
             transactional_id=f"{self.settings.kafka_transactional_id_prefix}{self.topics.half}-{partition}",
@@ -493,7 +494,7 @@ class KafkaJobService:
     def _live_groups(self, shard: Shard, _now_ms: int) -> Bools:
         return self._alive.of(shard.store.groups)  # a number whose name is not known ("") has nobody live
 
-    def _run_task(self, task: release.Task) -> release.Done | str:
+    def _run_task(self, task: Task) -> Done | str:
         """On an executor. What Spark throws is told as a sentence: the task is started again."""
         assert self._spark is not None
         try:
@@ -501,10 +502,10 @@ class KafkaJobService:
         except Exception as error:  # an executor died, Java did, a network did not answer
             return f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
         done = found[0]
-        if isinstance(done, release.Done):
+        if isinstance(done, Done):
             self.executors[done.executor] += done.bytes
-        if isinstance(done, str) and done.startswith(release.SUPERSEDED):
-            raise release.Superseded(done.removeprefix(release.SUPERSEDED))
+        if isinstance(done, str) and done.startswith(SUPERSEDED):
+            raise Superseded(done.removeprefix(SUPERSEDED))
         return done
 
     # --- partitions --------------------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 from runtime.settings import Settings
 from runtime.settings import load as load_settings
-from sinks.kafka import release
 from sinks.kafka.redo import unpack_entries
+from sinks.kafka.task import Done, Task
 from store.tables.redo_log import RedoKind, kinds_of
 from streaming.kafka.service import KafkaJobService
 from streaming.spark.session import make_run_directory
@@ -39,7 +39,7 @@ class GatedJob(KafkaJobService):
         self.before, self.after, self.tasks = before, after, 0
         super().__init__(settings)
 
-    def _run_task(self, task: release.Task) -> release.Done | str:
+    def _run_task(self, task: Task) -> Done | str:
         # One without entries: a shard that had no batch for a while says where it stands.
         if not task.packed_entries or RedoKind.RELEASE not in kinds_of(unpack_entries(task.packed_entries)):
             return super()._run_task(task)
