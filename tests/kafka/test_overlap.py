@@ -58,7 +58,8 @@ class GatedJob(KafkaJobService):
 
     @property
     def query_runs(self) -> bool:
-        return self._query is not None and self._query.isActive
+        query = self.lifecycle.query
+        return query is not None and query.isActive
 
 
 class World(KafkaWorld):
@@ -174,7 +175,7 @@ def test_a_stop_while_one_is_settled_and_one_waits(kafka: Cluster, spark: SparkS
         if number == 2:
             await_that(lambda: service.collected > 2)
             at_work.set()
-            await_that(over.is_set if waits else service._stopping.is_set)
+            await_that(over.is_set if waits else service.lifecycle.stopping.is_set)
 
     with World(kafka, f"stops-{waits}") as world:
         with world.job(spark, before) as service:
@@ -182,7 +183,7 @@ def test_a_stop_while_one_is_settled_and_one_waits(kafka: Cluster, spark: SparkS
             service.stop()
             over.set()
             await_that(lambda: all(done.done() for part in service.parts.values() for done, _ in part.at_work))
-            assert service._error is None
+            assert service.lifecycle.error is None
             assert service.tasks == 2, "the one that waited was dropped"
             if waits:
                 service.parts[0].shard.close(clean=False)  # in this process nobody else would
