@@ -27,12 +27,9 @@ from sinks.kafka.task import Task
 from store.records import Array, OpKind, State, Via, check_count_of
 from store.tables.consume_queue import REASON_SHIFT
 from store.tables.redo_log import RedoKind, kinds_of, numbers_of
+from store.transitions import DISCARD_OF_STATE, REASON_OF_DISCARD
 
-_REASONS: Final = {int(State.DISCARDED_MAX): b"check_max", int(State.DISCARDED_EXPIRED): b"expired"}
-_DISCARD_OPS: Final = {
-    int(State.DISCARDED_MAX): OpKind.DISCARD_MAX,
-    int(State.DISCARDED_EXPIRED): OpKind.DISCARD_EXPIRED,
-}
+_REASONS: Final = {int(state): REASON_OF_DISCARD[kind].encode() for state, kind in DISCARD_OF_STATE.items()}
 _BODY_KINDS: Final = (RedoKind.RELEASE, RedoKind.DISCARD, RedoKind.CHECK)
 
 _Headers = list[tuple[str, bytes | None]]
@@ -64,7 +61,7 @@ class Attempt:
         proposed = np.flatnonzero(kinds == RedoKind.PROPOSE)
         states = entries["position"][proposed] >> REASON_SHIFT
         for half_offset, state in zip(numbers[proposed].tolist(), states.tolist(), strict=True):
-            self._op(_DISCARD_OPS[state], half_offset)
+            self._op(DISCARD_OF_STATE[State(state)], half_offset)
 
     def _window(self, entries: Array, kinds: Array, numbers: Array) -> None:
         """Releases in their order, then what goes to Escrow's own topics in its order."""
