@@ -16,7 +16,7 @@ from runtime.metrics import BulkHistogram, JobMetrics, KafkaMetrics
 from store.guarded_clock import GuardedClock
 from store.job.shard import ShardStore
 from store.job.store import JobStore
-from store.records import STATE_MASK, State
+from store.records import STATE_MASK, Array, State
 from store.tables.redo_log import TOTALS, Marker, RedoLog
 from store.transitions import EFFECTS, REASON_OF_DISCARD, Effect
 from streaming.settlement.settle import Feed, Settled
@@ -36,8 +36,6 @@ _WITHOUT_EFFECT: Final = tuple(effect for effect in Effect if Effect.ALREADY <= 
 #: What `JobStore.retain` removes files of.
 _RETAINED: Final = ("state", "redo", "topics")
 _SIZES_EVERY_S: Final = 30.0
-
-Array = np.ndarray[Any, Any]
 
 
 class TimedRedo:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from confluent_kafka import KafkaException
@@ -26,6 +26,7 @@ from store.errors import Corrupt, CursorBeyondLog
 from store.job.shard import ShardStore
 from store.job.store import Batch
 from store.job.undeliverable import Refusal
+from store.records import Array
 from store.tables.redo_log import Marker, RedoKind, kinds_of, numbers_of
 from store.tables.state_table import StateTable
 from streaming.errors import JobCannotStart, JobError, JobStopped
@@ -43,7 +44,6 @@ _BODY_KINDS: Final = np.array([int(kind) for kind in (RedoKind.RELEASE, RedoKind
 
 _NO_LANES: Final = np.empty(0, "<u8")
 
-Array = np.ndarray[Any, Any]
 #: Runs a task on an executor: what came of it, or a sentence why it failed. Superseded passes through.
 RunTask = Callable[[Task], Done | str]
 

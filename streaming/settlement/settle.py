@@ -29,12 +29,11 @@ from store.errors import BatchBeyondCursor
 from store.io.arrays import how_many_fit
 from store.job.store import Batch
 from store.read.readers import LogReader
-from store.records import HALF, OP, ROW, OpKind, State, state_of
+from store.records import HALF, OP, ROW, Array, OpKind, State, state_of
 from store.tables.redo_log import Marker
 from store.tables.state_table import StateTable
 from store.transitions import DISCARD_OF_STATE, Effect
 
-Array = np.ndarray[Any, Any]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
