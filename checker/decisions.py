@@ -45,7 +45,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Decision(IntEnum):
-    """What the checker says about a PREPARED row. (Release and Rollback follow from an op: see matcher.Effect.)"""
+    """What the checker says about a PREPARED row. (Release and Rollback follow from an op: see store.transitions.Effect.)"""
 
     WAIT = 0  # not yet due, or an op may still be on its way
     HOLD = 1  # due, but nobody of the producer group is there to be asked

@@ -1,12 +1,4 @@
-"""Matcher: what each op does to its half. First terminal op in log order wins.
-
-    op ↓   row →      PREPARED        COMMITTED   ROLLED_BACK  DISCARDED_*   QUARANTINED
-    COMMIT            RELEASE         ALREADY     CONFLICT     CONFLICT      HOLE
-    ROLLBACK          ROLLBACK        CONFLICT    ALREADY      CONFLICT      LATE
-    DISCARD_x         DISCARD_x       LATE_DISCARD  ...        LATE_DISCARD  LATE_DISCARD
-    RESUME            RECOUNT         CONFLICT    CONFLICT     RESUME        CONFLICT
-    ASKED             ASKED           LATE        LATE         LATE          LATE
-    UNKNOWN           ANSWERED        LATE        LATE         LATE          LATE
+"""Matcher: what each op does to its half, by the table of `store.transitions`. First terminal op in log order wins.
 
 Before the table: a corrupt op is ignored (only its own offset is true), an ordinary MESSAGE and an illegal kind concern
 no half, a half that is not there is UNKNOWN_HALF, and an op that states another group than the row's is WRONG_GROUP.
@@ -20,7 +12,6 @@ and what is left after `WAVES_MAX` is handled singly, so that one half with a fl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final
 
 import numpy as np
@@ -35,40 +26,19 @@ from store.records import (
     IMMUNITY_SHIFT,
     OUTSTANDING_BIT,
     STATE_MASK,
+    STATE_OF_OP,
     Array,
     OpKind,
     State,
     check_count_of,
 )
+from store.transitions import EFFECTS, Effect
 
 #: Waves taken as array operations before the rest is handled op by op.
 WAVES_MAX = 32
 
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint32]
-
-
-class Effect(IntEnum):
-    """What an op did. The first nine change a row or leave an entry, the others change nothing and are counted."""
-
-    RELEASE = 0  # PREPARED → COMMITTED; the message takes its place `position`
-    ROLLBACK = 1  # PREPARED → ROLLED_BACK
-    DISCARD_MAX = 2  # PREPARED → DISCARDED_MAX
-    DISCARD_EXPIRED = 3  # PREPARED → DISCARDED_EXPIRED
-    RESUME = 4  # DISCARDED_* → PREPARED, a new life: count 0, stored_at = the op's
-    RECOUNT = 5  # resume of a PREPARED row: the same new life, but pending stays what it was
-    ASKED = 6  # one more hand-over counted
-    ANSWERED = 7  # UNKNOWN: the request is no longer outstanding
-    HOLE = 8  # commit of a QUARANTINED half: an empty entry keeps its `position`
-    ALREADY = 9  # the same end again
-    CONFLICT = 10  # another end, or a resume, after an end
-    LATE = 11  # ASKED or UNKNOWN after the end; rollback of a QUARANTINED half, which nobody will see anyway
-    LATE_DISCARD = 12  # a discard after the end; an edge that minds its `ends` never writes one
-    UNKNOWN_HALF = 13  # no such row
-    WRONG_GROUP = 14  # of another producer group: still pending
-    CORRUPT = 15  # the op's frame failed its CRC
-    ILLEGAL = 16  # a kind this version does not know
-    MESSAGE = 17  # an ordinary message: not about a half
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,32 +133,15 @@ def _waves(slot: Ints) -> tuple[list[Ints], Ints]:
     return pieces[:-1], pieces[-1]
 
 
-# --- the table of the module's head, as arrays --------------------------------------------------------------------
+# --- the table of transitions, as arrays --------------------------------------------------------------------
 _KINDS: Final = 8  # COMMIT to RESUME fit below this
 
 
 def _effect_table() -> npt.NDArray[np.uint8]:
     """Effect of a kind on a state, at [state * _KINDS + kind]. NONE and the one unused code are no rows."""
     table = np.full((STATE_MASK + 1, _KINDS), int(Effect.UNKNOWN_HALF), np.uint8)
-    for state in set(State) - {State.NONE}:
-        table[state, :] = Effect.LATE
-        table[state, [OpKind.COMMIT, OpKind.ROLLBACK, OpKind.RESUME]] = Effect.CONFLICT
-        table[state, [OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED]] = Effect.LATE_DISCARD
-    table[State.COMMITTED, OpKind.COMMIT] = Effect.ALREADY
-    table[State.ROLLED_BACK, OpKind.ROLLBACK] = Effect.ALREADY
-    table[[State.DISCARDED_MAX, State.DISCARDED_EXPIRED], OpKind.RESUME] = Effect.RESUME
-    table[State.QUARANTINED, OpKind.COMMIT] = Effect.HOLE
-    table[State.QUARANTINED, OpKind.ROLLBACK] = Effect.LATE
-    for kind, effect in {
-        OpKind.COMMIT: Effect.RELEASE,
-        OpKind.ROLLBACK: Effect.ROLLBACK,
-        OpKind.DISCARD_MAX: Effect.DISCARD_MAX,
-        OpKind.DISCARD_EXPIRED: Effect.DISCARD_EXPIRED,
-        OpKind.RESUME: Effect.RECOUNT,
-        OpKind.ASKED: Effect.ASKED,
-        OpKind.UNKNOWN: Effect.ANSWERED,
-    }.items():
-        table[State.PREPARED, kind] = effect
+    for (kind, state), effect in EFFECTS.items():
+        table[state, kind] = effect
     return table.reshape(-1)
 
 
@@ -196,12 +149,8 @@ def _word_tables() -> tuple[Words, Words]:
     """For each effect the bits of a word that it keeps and those that it sets (for ASKED: at each call)."""
     keep = np.full(len(Effect), 0xFFFF_FFFF, np.uint32)
     put = np.zeros(len(Effect), np.uint32)
-    for effect, state in {
-        Effect.RELEASE: State.COMMITTED,
-        Effect.ROLLBACK: State.ROLLED_BACK,
-        Effect.DISCARD_MAX: State.DISCARDED_MAX,
-        Effect.DISCARD_EXPIRED: State.DISCARDED_EXPIRED,
-    }.items():
+    for kind, state in STATE_OF_OP.items():
+        effect = EFFECTS[kind, State.PREPARED]
         keep[effect] ^= np.uint32(STATE_MASK | OUTSTANDING_BIT)  # count and immunity stay: history shows them
         put[effect] = state
     for effect in (Effect.RESUME, Effect.RECOUNT):

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from checker.decisions import Decision, Tick
-from checker.matcher import Effect
 from checker.policy import Policy, effective_immunity_s
 from store.records import STATE_OF_OP, OpKind, State, ask_round_of, check_count_of, immunity_of, pack_word, state_of
+from store.transitions import Effect
 
 TERMINAL = {OpKind.COMMIT, OpKind.ROLLBACK, OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED}
 DISCARDS = {OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED}

@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from store.errors import Corrupt, FormatTooNew, GeometryMismatch, NotAStore, StoreLocked, StoreUnusable
+from store.errors import Corrupt, FormatTooNew, GeometryMismatch, NotAStore, StoreLocked
 from store.incarnations import new_store_id
 from store.io import disk
 from store.records import ENTRY, ROW
@@ -263,11 +263,3 @@ class Lock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-def free_bytes(path: Path) -> int:
-    try:
-        found = os.statvfs(path)
-    except OSError as error:
-        raise StoreUnusable(f"{path}: {error.strerror}") from error
-    return found.f_bavail * found.f_frsize

@@ -1,7 +1,7 @@
 """Record layouts: the one definition of every fixed-width record, its size asserted beside it.
 
 Everything is little-endian, so that numpy maps it in place. `FORMAT.md` says the same for readers in other languages.
-This is the only module of `store` that `checker` may import: it holds types, no disk and no clock.
+This and `transitions` are the only modules of `store` that `checker` may import: types, no disk and no clock.
 
 state word, 32 bits (last field of a row; bit 0 is the least significant)
     bits  0-2   state            State, see below

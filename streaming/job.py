@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Union
+from typing import Any, Final
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -31,15 +31,12 @@ from sinks.errors import SinkError
 from store.errors import CursorBeyondLog, ForeignFile, FormatTooNew, GeometryMismatch, NoRoom, NotAStore, StoreError
 from store.io.descriptors import few_files, raise_file_limit
 from streaming.errors import JavaDied, JobCannotStart, JobError
+from streaming.lifecycle import LeasedService, Service
 from streaming.metrics_page import serve_metrics
 from streaming.service import JobService
 from streaming.settlement.disk_room import Room, for_lack_of_room
 from streaming.spark.session import java_death, make_run_directory, one_line, start_spark
 
-if TYPE_CHECKING:
-    from streaming.kafka.service import KafkaJobService
-
-AnyService = Union[JobService, "KafkaJobService"]
 LOOK_S: Final = 0.5
 CLOCK_JUMPED: Final = "the wall clock jumped: nothing is discarded or deleted; see escrow clock"
 SPARK_STOP_S: Final = 1.0
@@ -135,7 +132,7 @@ def _run(settings: Settings, signals: _Signals) -> int:
     return 0 if failure is None else _fail(failure, _status(failure, settings))
 
 
-def _service(settings: Settings, room: Room) -> AnyService:
+def _service(settings: Settings, room: Room) -> JobService | LeasedService:
     while True:
         try:
             return _made(settings)
@@ -144,7 +141,7 @@ def _service(settings: Settings, room: Room) -> AnyService:
                 raise _Asked from None
 
 
-def _made(settings: Settings) -> AnyService:
+def _made(settings: Settings) -> JobService | LeasedService:
     if settings.mode == "embedded":
         return JobService(settings, tell=_waiting)
     try:
@@ -156,7 +153,7 @@ def _made(settings: Settings) -> AnyService:
     return KafkaJobService(settings)
 
 
-def _stand_by(service: KafkaJobService, spark: SparkSession | None, signals: _Signals, port: int) -> bool:
+def _stand_by(service: LeasedService, spark: SparkSession | None, signals: _Signals, port: int) -> bool:
     """Until this driver is the master; False where it was asked to stop before. A standby is ready for its work: to wait."""
     _notice(f"standby: {service.why_waiting()}")
     print(json.dumps({"ready": True, "metrics_port": port}), flush=True)
@@ -172,7 +169,7 @@ def _stand_by(service: KafkaJobService, spark: SparkSession | None, signals: _Si
     return True
 
 
-def _start(service: AnyService, spark: SparkSession, run: Path) -> None:
+def _start(service: Service, spark: SparkSession, run: Path) -> None:
     """Query and warm-up. A Java that dies meanwhile is told as such, not as one of its consequences."""
     try:
         service.start(spark, run / "checkpoint")
@@ -181,7 +178,7 @@ def _start(service: AnyService, spark: SparkSession, run: Path) -> None:
         raise JavaDied(java_death(spark.sparkContext._gateway) or one_line(error)) from error
 
 
-def _watch(service: AnyService, spark: SparkSession, signals: _Signals) -> str | None:
+def _watch(service: Service, spark: SparkSession, signals: _Signals) -> str | None:
     jvm, alerted = _jvm(spark), False
     while not signals.asked.wait(LOOK_S):
         if service.clock.alert != alerted:

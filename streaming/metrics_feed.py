@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from checker.decisions import Decision
-from checker.matcher import Effect
 from runtime.metrics import BulkHistogram, JobMetrics, KafkaMetrics
 from store.guarded_clock import GuardedClock
 from store.job.shard import ShardStore
 from store.job.store import JobStore
-from store.records import STATE_MASK, State
+from store.records import STATE_MASK, Array, State
 from store.tables.redo_log import TOTALS, Marker, RedoLog
+from store.transitions import EFFECTS, REASON_OF_DISCARD, Effect
 from streaming.settlement.settle import Feed, Settled
 
 if TYPE_CHECKING:  # needs confluent-kafka
@@ -30,14 +30,12 @@ _OUTCOMES: Final = {
     Effect.DISCARD_MAX: "discard_max",
     Effect.DISCARD_EXPIRED: "discard_expired",
 }
-_DISCARDS: Final = {Effect.DISCARD_MAX: "check_max", Effect.DISCARD_EXPIRED: "expired"}
-_PROPOSALS: Final = {Decision.DISCARD_MAX: "check_max", Decision.DISCARD_EXPIRED: "expired"}
+_DISCARDS: Final = {EFFECTS[kind, State.PREPARED]: reason for kind, reason in REASON_OF_DISCARD.items()}
+_PROPOSALS: Final = {Decision[kind.name]: reason for kind, reason in REASON_OF_DISCARD.items()}
 _WITHOUT_EFFECT: Final = tuple(effect for effect in Effect if Effect.ALREADY <= effect <= Effect.ILLEGAL)
 #: What `JobStore.retain` removes files of.
 _RETAINED: Final = ("state", "redo", "topics")
 _SIZES_EVERY_S: Final = 30.0
-
-Array = np.ndarray[Any, Any]
 
 
 class TimedRedo:

@@ -7,8 +7,8 @@ One micro-batch, in this order:
     4  notify      sinks learn of what was applied; a sink that fails is counted and holds nothing up
     5  retention   now and then, between two rounds
 
-Three threads: Spark's callback runs the batches; the ticker wants a batch when a round is due; the caller starts and stops.
-Only batches touch the store, under a lock that `stop` takes before it closes it.
+Three threads: Spark's callback runs the batches; the ticker asks for a batch when a round is due; the caller starts and
+stops (lifecycle.py). Only batches touch the store, under a lock that `stop` takes before it closes the store.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import numpy as np
 import numpy.typing as npt
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from checker.decisions import Decision
 from checker.policy import Policy
@@ -47,23 +46,20 @@ from store.job.store import JobStore
 from store.tables.names import Dictionary
 from store.tables.presence import Presence
 from streaming.errors import JobStopped
+from streaming.lifecycle import Lifecycle
 from streaming.metrics_feed import TimedRedo, count_decisions, count_settled, watch_store
 from streaming.settlement.disk_room import Room
 from streaming.settlement.rounds import Rounds
 from streaming.settlement.settle import Settler
 from streaming.settlement.spans import SettledSpans
-from streaming.spark.listener import ProgressListener
 from streaming.spark.packed_rows import Delivery, Row, unpack
-from streaming.spark.session import one_line, why_ended
+from streaming.spark.session import one_line
 from streaming.spark.source import FORMAT, EscrowSource
 
 LOG: Final = logging.getLogger("escrow.job")
-TICK_S: Final = 0.25
 HEARTBEAT_S: Final = 1.0
-#: Who waits for a batch looks this often whether the query still lives.
+#: How often a caller that waits for a batch looks whether the query still runs.
 LOOK_S: Final = 1.0
-#: The supervisor gives the job 5.5 s of its 10: this for the query, a moment for Spark, and the store is closed between the two.
-STOP_S: Final = 3.0
 WARM_UP_BATCHES: Final = 50
 
 Bools = npt.NDArray[np.bool_]
@@ -101,16 +97,14 @@ class JobService:
         self._waker = Waker(root / JOB_WAKE)
         self._lock = threading.Lock()
         self._batch_done = threading.Condition()
-        self._stopping = threading.Event()
-        self.room = Room(root, self._stopping, tell, self.clock.elapsed_ms)
+        self.lifecycle = Lifecycle(self.metrics, self._on_tick, self._wake_waiters)
+        self.room = Room(root, self.lifecycle.stopping, tell, self.clock.elapsed_ms)
         self.store.no_room = self.room.wait
-        # Ticks grow over all starts, whatever became of the page: no checkpoint may know a later one.
+        # Ticks grow over all starts, even if the page was lost: no checkpoint may contain a later one.
         self.store.page[JobSlot.TICK] = max(self.store.page[JobSlot.TICK] + 1, time.time_ns() // 1_000_000)
         self._tick_seen = 0
         self._retain_at_ms = self.clock.elapsed_ms() + settings.retention_interval_ms
-        self._query: StreamingQuery | None = None
-        self._ticker = threading.Thread(target=self._run_ticker, name="ticker", daemon=True)
-        self._error: BaseException | None = None
+        self._beat_s = 0.0
         self._closed = False
         self.batches = 0
         watch_store(self.metrics, self.store, self.clock)
@@ -119,8 +113,7 @@ class JobService:
     def start(self, spark: SparkSession, checkpoint: Path) -> None:
         """Start the query at the store's cursor."""
         spark.dataSource.register(EscrowSource)
-        self._spark, self._listener = spark, ProgressListener(self.metrics)
-        spark.streams.addListener(self._listener)
+        self.lifecycle.listen(spark)
         marker = self.store.marker
         stream = spark.readStream.format(FORMAT).options(
             root=str(self.settings.store_dir),
@@ -133,8 +126,7 @@ class JobService:
         writer = writer.option("checkpointLocation", str(checkpoint))
         # Takes both checkpoint writes out of the batch. Safe because the store's cursor decides, not Spark's.
         writer = writer.option("asyncProgressTrackingEnabled", "true").option("asyncProgressTrackingCheckpointIntervalMs", "60000")
-        self._query = writer.option("_asyncProgressTrackingOverrideSinkSupportCheck", "true").start()
-        self._ticker.start()
+        self.lifecycle.started(writer.option("_asyncProgressTrackingOverrideSinkSupportCheck", "true").start())
 
     def warm_up(self, batches: int = WARM_UP_BATCHES) -> None:
         """Run batches until Java has compiled what a batch needs; what waits in the log is settled meanwhile."""
@@ -143,15 +135,17 @@ class JobService:
 
     def run_batch(self, timeout_s: float = 60.0) -> None:
         """Ask for a batch and wait until one that began after this call is done."""
-        tick, give_up_s = self.tick(), time.monotonic() + timeout_s
+        tick, give_up_s, life = self.tick(), time.monotonic() + timeout_s, self.lifecycle
         done: Any = False
         while not done and time.monotonic() < give_up_s:
             with self._batch_done:
-                done = self._batch_done.wait_for(lambda: self._tick_seen >= tick or self._error or self._stopping.is_set(), LOOK_S)
+                done = self._batch_done.wait_for(
+                    lambda: self._tick_seen >= tick or life.error or life.stopping.is_set(), LOOK_S
+                )  # fmt: skip
             if not done and (failure := self.failure()) is not None:
                 raise JobStopped(failure)
-        if self._error is not None:
-            raise JobStopped(one_line(self._error)) from self._error
+        if life.error is not None:
+            raise JobStopped(one_line(life.error)) from life.error
         if not done:
             raise JobStopped(f"no batch within {timeout_s:.0f} s")
 
@@ -164,31 +158,13 @@ class JobService:
 
     def failure(self) -> str | None:
         """Why the query has ended by itself; None while it runs."""
-        if self._error is not None:
-            return one_line(self._error)
-        query = self._query
-        return None if query is None or self._stopping.is_set() else why_ended(query)
+        return self.lifecycle.failure()
 
     def stop(self) -> None:
         """1 no new batches · 2 the one at work ends · 3 the store is flushed and closed."""
-        self._stopping.set()
-        if self._query is not None:
-            stopper = threading.Thread(target=self._stop_query, args=(self._query,), name="stopper", daemon=True)
-            stopper.start()
-            give_up = time.monotonic() + STOP_S
-            while stopper.is_alive() and time.monotonic() < give_up:
-                self.tick()  # the source may be asleep, and nothing else ends its call
-                stopper.join(0.02)
-        if self._ticker.is_alive():
-            self._ticker.join(1.0)
+        self.lifecycle.stop(nudge=self.tick)  # the source may be asleep, and nothing else ends its call
         with self._lock:
             self._close()
-
-    def _stop_query(self, query: StreamingQuery) -> None:
-        with contextlib.suppress(Exception):  # the JVM may be gone, or too slow: the store is closed all the same
-            query.stop()
-            self._spark.streams.removeListener(self._listener)
-        self.metrics.query_up.set(0)  # Spark tells the listener later, or not any more
 
     def _close(self) -> None:
         if self._closed:
@@ -207,17 +183,15 @@ class JobService:
     # --- a batch --------------------------------------------------------------------------------------------------------
     def _on_batch(self, rows: DataFrame, batch_id: int) -> None:
         try:
-            with self._lock:
-                if self._closed:
-                    return
-                self._batch(rows)
-        except BaseException as error:
-            if self._error is None and not self._stopping.is_set():
-                self._error = error
-            raise
+            with self.lifecycle.guarded(), self._lock:
+                if not self._closed:
+                    self._batch(rows)
         finally:
-            with self._batch_done:
-                self._batch_done.notify_all()
+            self._wake_waiters()
+
+    def _wake_waiters(self) -> None:
+        with self._batch_done:
+            self._batch_done.notify_all()
 
     def _batch(self, rows: DataFrame) -> None:
         phase = _Phases(self.metrics)
@@ -291,7 +265,7 @@ class JobService:
     def _sink_errors(self, name: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # somebody else's code: it must not stop the stream
+        except Exception as error:  # a plug-in's code: it must not stop the stream
             self.metrics.sink_errors.inc()
             LOG.warning("sink %s failed: %s", name, one_line(error))
 
@@ -303,26 +277,14 @@ class JobService:
             self.metrics.count_all(self.metrics.files_removed, "part", removed)
 
     # --- the ticker -----------------------------------------------------------------------------------------------------
-    def _run_ticker(self) -> None:
-        """Without it no round and no retention would ever begin: if it ends, so does the job."""
-        try:
-            self._beat_and_tick()
-        except BaseException as error:
-            with self._batch_done:
-                if self._error is None and not self._stopping.is_set():
-                    self._error = error
-                self._batch_done.notify_all()
-
-    def _beat_and_tick(self) -> None:
-        beat = 0.0
-        while not self._stopping.wait(TICK_S):
-            now_ms = self.clock.now_ms()
-            if time.monotonic() - beat >= HEARTBEAT_S and self._error is None:
-                beat = time.monotonic()
-                self.store.heartbeat(self.clock.elapsed_ms())
-                self.clock.look()
-            if self.wants_batch(now_ms) and self.store.page[JobSlot.TICK] <= self._tick_seen:
-                self.tick()
+    def _on_tick(self) -> None:
+        now_ms = self.clock.now_ms()
+        if time.monotonic() - self._beat_s >= HEARTBEAT_S and self.lifecycle.error is None:
+            self._beat_s = time.monotonic()
+            self.store.heartbeat(self.clock.elapsed_ms())
+            self.clock.look()
+        if self.wants_batch(now_ms) and self.store.page[JobSlot.TICK] <= self._tick_seen:
+            self.tick()
 
     def wants_batch(self, now_ms: int) -> bool:
         # Answers to a storm of checks make room for the next requests: they are settled as they come.

@@ -35,6 +35,8 @@ REDO: Final = "escrow-redo"
 GROUP_MAX_BYTES: Final = NAME_MAX_BYTES
 #: Of a number in a header.
 DIGITS_MAX: Final = 18
+#: Halves in an ASKED op: half of Kafka's default record size.
+ASKED_PER_RECORD: Final = 65_536
 #: What an op record may say, by its word.
 OP_KINDS: Final[Mapping[str, OpKind]] = {kind.name: kind for kind in OpKind if kind is not OpKind.MESSAGE}
 VIAS: Final[Mapping[str, Via]] = {via.name.lower(): via for via in Via}
@@ -131,6 +133,16 @@ def via_of(value: bytes | None) -> Via | None:
 def half_offset_of(value: bytes | None) -> int:
     """-1 where it is no whole number. (The job reads whole columns: `kafka_records._Headers.numbers` says the same.)"""
     return int(value) if value and value.isdigit() and len(value) <= DIGITS_MAX else -1
+
+
+def number_of(value: bytes | None, otherwise: int) -> int:
+    """A whole number; `otherwise` where the header is missing or is none."""
+    return int(value) if value is not None and value.isdigit() and len(value) <= DIGITS_MAX else otherwise
+
+
+def topic_of(value: bytes | None) -> str:
+    """A real topic; what is not UTF-8 is replaced, so that an error can name it."""
+    return (value or b"").decode("utf-8", "replace")
 
 
 def owner_of(headers: Mapping[str, bytes]) -> str:

@@ -21,6 +21,7 @@ from sinks.errors import RedoBroken
 from sinks.kafka import contract
 from sinks.kafka.clients import NO_GROUP, bounds_of
 from store.job.undeliverable import Refusal
+from store.records import Array
 from store.tables.redo_log import MARKER, NUMBER_MASK, REDO, Marker, batch_crc, decode_marker, encode_marker
 
 CLAIM, ENTRIES, GROUPS, REFUSED, MARK = b"claim", b"entries", b"groups", b"refused", b"marker"
@@ -35,7 +36,6 @@ POLL_S: Final = 1.0
 #: How far before the end the last marker is looked for at first.
 LOOK_BACK: Final = 64
 
-Array = np.ndarray[Any, Any]
 Record = tuple[contract.Headers, bytes]
 
 

@@ -1,7 +1,7 @@
 """Messages that cannot be released now: why, what waits behind them, and what one refusal says about others.
 
 A message is set aside with everything behind it of the same **lane**: messages of one key of one topic, or, without a key, of one
-partition that the producer named. Messages without both have no order, and nobody waits behind them.
+partition that the producer named. Messages without both have no order: nothing waits behind them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,33 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 from confluent_kafka import KafkaError
 
-from store.job.undeliverable import NO_LANE
+from sinks.kafka import contract
+from store.job.undeliverable import NO_LANE, Refusal
 
+BEHIND: Final = "it waits behind another message of its key"
+#: Errors that say "not this message"; all others say "not now".
+REFUSALS: Final = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.INVALID_RECORD,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._INVALID_DIFFERENT_RECORD,  # another record of its batch is bad
+    }
+)
+#: Errors that say only that something else went wrong before.
+UNEXPLAINED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._STATE})
 _LANE_BYTES: Final = 8
 
 
@@ -27,8 +48,33 @@ def lane_of(topic: str, key: bytes | None, partition: int) -> int:
     return found or 1
 
 
+class Held:
+    """Refused messages, and the lanes in which later messages wait behind them."""
+
+    def __init__(self, packed_lanes: bytes) -> None:
+        """`packed_lanes` (uint64): of messages that earlier batches set aside."""
+        self.lanes: set[int] = set(np.frombuffer(packed_lanes, "<u8").tolist())
+        self._places: dict[int, tuple[int, str, int]] = {}  # half offset: lane, topic, stored_at_ms
+
+    def hold(self, half_offset: int, half: Any) -> None:
+        """Later messages of its lane wait. One whose body is gone (None) is never sent: it holds back nothing."""
+        if half is None:
+            return
+        headers = contract.headers_of(half)
+        topic = contract.topic_of(contract.first_header(headers, contract.TOPIC))
+        partition = contract.number_of(contract.first_header(headers, contract.PARTITION), -1)
+        lane = lane_of(topic, half.key(), partition)
+        self._places[half_offset] = lane, topic, int(half.timestamp()[1])
+        if lane != NO_LANE:
+            self.lanes.add(lane)
+
+    def refusal(self, half_offset: int, reason: str) -> Refusal:
+        """What the redo partition remembers of a refused message."""
+        return Refusal(reason, *self._places.get(half_offset, ()))
+
+
 class Failure(NamedTuple):
-    """What Kafka says of a message, and what it may have said it for."""
+    """The error that Kafka reported for a message, and what of the message may have caused it."""
 
     error: KafkaError
     topic: str

@@ -296,11 +296,3 @@ def damage(path: Path, offset: int) -> Corrupt:
         "damaged: valid records lie behind bytes that are none, and nothing is cut. Put the file back from a backup; "
         "or keep what can be read of it (escrow store repair)",
     )
-
-
-def check_whole(path: Path) -> None:
-    """Raise Corrupt unless every byte of the file belongs to a valid record (verify)."""
-    content = path.read_bytes()
-    end = max((end for end, _ in decode(content)), default=0)
-    if end != len(content):
-        raise Corrupt(path, end, "not a whole valid record")

@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from store.io.segments import SegmentedFile
 from store.records import STATE_OF_OP, OpKind, State
+from store.transitions import DISCARD_OF_STATE, EFFECTS, HALF_OPS, Effect
 
 SEGMENT_BYTES: Final = 1 << 20
 OPEN: Final = 0
-_DISCARDED: Final = (State.DISCARDED_MAX, State.DISCARDED_EXPIRED)
 
 
 class Verdict(StrEnum):
@@ -42,34 +42,37 @@ class Answer(NamedTuple):
     position: int = -1
 
 
-#: Bytes that a half may have: open, or the State it ended in.
-_POSSIBLE: Final = frozenset({OPEN, *map(int, STATE_OF_OP.values())})
-#: What the first end of a half is answered: nearly always this.
-_FIRST: Final = {kind: Answer(Verdict.ACCEPTED, state=state) for kind, state in STATE_OF_OP.items()}
+#: What an ended half's op is told when its end cannot be read.
+_DAMAGED: Final = Answer(Verdict.REFUSED, "its end is damaged: run escrow store verify", State.QUARANTINED)
+
+
+def _answer(kind: OpKind, state: State) -> Answer:
+    """First terminal op wins · the same again is "already" · the opposite is a conflict · a discarded half must be
+    resumed first."""
+    effect, discarded = EFFECTS[kind, state], state in DISCARD_OF_STATE
+    if effect <= Effect.ANSWERED:  # the op changes the row
+        return Answer(Verdict.ACCEPTED, state=STATE_OF_OP.get(kind, state))
+    if effect is Effect.ALREADY or kind is OpKind.UNKNOWN or (discarded and effect is Effect.LATE_DISCARD):
+        return Answer(Verdict.ALREADY, state=state)
+    if discarded:
+        return Answer(Verdict.REFUSED, "discarded", state)
+    ended = "ended" if kind is OpKind.RESUME else state.name.lower()
+    return Answer(Verdict.CONFLICT, f"already {ended}", state)
+
+
+#: By op, and by the byte of its half.
+_ANSWERS: Final = {
+    kind: {
+        OPEN: _answer(kind, State.PREPARED),
+        **{int(state): _answer(kind, state) for state in STATE_OF_OP.values()},
+    }
+    for kind in HALF_OPS
+}
 
 
 def judge(kind: OpKind, ended: int) -> Answer:
-    """What an op of this kind is answered when its half's byte is `ended`. Pure: the whole rule of ends in one place.
-
-    First terminal op wins · the same again is "already" · the opposite is a conflict · a discarded half must be resumed first.
-    """
-    if ended == OPEN and kind in _FIRST:
-        return _FIRST[kind]
-    if ended not in _POSSIBLE:
-        return Answer(Verdict.REFUSED, "its end is damaged: run escrow store verify", State.QUARANTINED)
-    state = State(ended) if ended else State.PREPARED
-    if kind == OpKind.RESUME:
-        reopened = state == State.PREPARED or state in _DISCARDED
-        return Answer(Verdict.ACCEPTED if reopened else Verdict.CONFLICT, "" if reopened else "already ended", state)
-    if ended == OPEN:
-        return Answer(Verdict.ACCEPTED)
-    if kind == OpKind.UNKNOWN or STATE_OF_OP.get(kind) == state:
-        return Answer(Verdict.ALREADY, state=state)
-    if state in _DISCARDED:
-        if kind in (OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED):
-            return Answer(Verdict.ALREADY, state=state)
-        return Answer(Verdict.REFUSED, "discarded", state)
-    return Answer(Verdict.CONFLICT, f"already {state.name.lower()}", state)
+    """What an op of this kind is answered when its half's byte is `ended`, by the table of `store.transitions`."""
+    return _ANSWERS[kind].get(ended, _DAMAGED)
 
 
 def byte_after(kind: OpKind, before: int) -> int:

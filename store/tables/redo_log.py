@@ -52,7 +52,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from store.errors import Corrupt
 from store.io.segments import SegmentedFile
 
 REDO: Final = np.dtype([("tag", "<i8"), ("word", "<u4"), ("position", "<i8")])
@@ -328,15 +327,3 @@ def about(entries: np.ndarray[Any, Any], first_half: int, first_op: int) -> Any:
 def speaks_of(entries: np.ndarray[Any, Any], first_half: int, first_op: int) -> bool:
     """Whether any of these entries is `about` something that is still there."""
     return bool(about(entries, first_half, first_op).any())
-
-
-def require_batches(log: RedoLog, start: int, stop: int, sequence: int | None) -> Iterator[RedoBatch]:
-    """Batches of a range that must be whole: Corrupt where it is not (rebuild, verify)."""
-    at = start
-    for batch in log.batches(start, sequence):
-        if batch.end > stop:
-            return
-        at = batch.end
-        yield batch
-    if at < stop:
-        raise Corrupt(log.file.directory, at, log.stop_reason)

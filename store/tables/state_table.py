@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from store.io.arrays import distinct
 from store.io.segments import SegmentedFile
-from store.records import ROW, STATE_MASK, State, state_of
+from store.records import ROW, STATE_MASK, State
 
 Rows = np.ndarray[Any, Any]
 Ints = npt.NDArray[np.int64]
@@ -159,11 +159,3 @@ class StateTable:
 
 def _count_prepared(words: Any) -> int:
     return int(np.count_nonzero((words & np.uint32(STATE_MASK)) == np.uint32(State.PREPARED)))
-
-
-def count_states(table: StateTable) -> dict[str, int]:
-    """How many rows are in each state (verify, stats)."""
-    counts = np.zeros(8, np.int64)
-    for file_no in table.file_numbers():
-        counts += np.bincount(state_of(table.rows_of(file_no)["word"]), minlength=8)
-    return {state.name: int(counts[state]) for state in State}

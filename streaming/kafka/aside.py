@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from store.io.arrays import how_many_fit
 from store.job.undeliverable import NO_LANE, Undeliverables
+from store.records import Array
 from store.tables.state_table import StateTable
 
 FIRST_PAUSE_MS: Final = 1_000
 RETRY_MESSAGES_MAX: Final = 10_000
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(slots=True)

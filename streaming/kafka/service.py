@@ -18,25 +18,23 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from confluent_kafka import KafkaException
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from checker.policy import Policy
 from runtime.clock import Clock, SystemClock, this_boot
@@ -45,74 +43,33 @@ from runtime.settings import Settings
 from sinks.kafka import clients, contract, redo, release
 from sinks.kafka.committed import Lane
 from sinks.kafka.stuck import is_stuck
+from sinks.kafka.task import SUPERSEDED, Done, Superseded, Target, Task
 from store.clock import Rules
 from store.errors import CursorBeyondLog
 from store.guarded_clock import GuardedClock
 from store.job.shard import ShardStore
-from store.records import HALF, OP, OpKind
-from store.tables.state_table import StateTable
 from streaming.errors import JobError, JobStopped
 from streaming.kafka.broker_time import BrokerTime
+from streaming.kafka.feeds import RELEASE_BYTES_MAX, Feeds
 from streaming.kafka.lease import Lease
+from streaming.kafka.part import Ends, Part
 from streaming.kafka.presence import GroupsAlive
-from streaming.kafka.records import Piece, collect, joined, read_ops, read_stream
+from streaming.kafka.records import Piece, collect, read_ops, read_stream
 from streaming.kafka.requests import CommittedOffsets, Requests
+from streaming.kafka.settling import Settling
 from streaming.kafka.shard import Shard
-from streaming.metrics_feed import count_decisions, count_settled, watch_shard, watch_shards
+from streaming.kafka.upkeep import Upkeep
+from streaming.lifecycle import STOP_S, Lifecycle
+from streaming.metrics_feed import watch_shard, watch_shards
 from streaming.settlement.rounds import Rounds
-from streaming.settlement.settle import Feed, Settler
-from streaming.spark.listener import ProgressListener
-from streaming.spark.session import one_line, why_ended
 
 LOG: Final = logging.getLogger("escrow.kafka")
-TICK_S: Final = 0.25
 FOLLOW_S: Final = 0.2
-STOP_S: Final = 3.0
 WATERMARK_S: Final = 30.0
 PARTITIONS_EVERY_S: Final = 2.0
-#: A release that takes longer than this is told.
-SLOW_TASK_S: Final = 4.0
-#: Batches that a shard may be behind before Spark waits for it; their records are bounded as those of DEFERRED_BATCHES.
-BATCHES_AHEAD: Final = 64
 LEASE_LOST: Final = "the lease was lost: "
-#: Ops that wait for their halves are kept, up to what so many batches hold (44 bytes each).
-DEFERRED_BATCHES: Final = 4
-#: The bodies that go with one Kafka transaction, about.
-RELEASE_BYTES_MAX: Final = 128 << 20
-#: An idle shard says where it stands this often (of fileReservedTime), one that never had a batch too: a redo partition whose
-#: beginning is gone and that has no marker is taken for one that was lost.
-MARKER_SHARE: Final = 0.25
-#: The first one of a term, which tells all groups' names, waits for this long: where there is a backlog, its batches say it.
-FIRST_MARKER_MS: Final = 10_000
-_WITH_BODIES: Final = np.array([int(kind) for kind in (OpKind.COMMIT, OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED)], np.uint8)
 
-Array = np.ndarray[Any, Any]
 Bools = npt.NDArray[np.bool_]
-
-
-class _Part:
-    """A shard with what settles it and its rounds."""
-
-    def __init__(self, shard: Shard, policy: Policy) -> None:
-        self.shard = shard
-        self.settler = Settler(shard, policy, RELEASE_BYTES_MAX, carried=shard.carried)
-        self.rounds: Rounds | None = None
-        self.claimed_ms = 0
-        self.tell_again_ms = 0
-        self.retained_ms = 0
-        self.telling: Iterator[npt.NDArray[np.int64]] = iter(())
-        self.at_work: list[tuple[Future[None], int]] = []  # batches in their order, with their records
-        self.ends: dict[str, dict[int, int]] | None = None  # of the batch that was settled last
-        self.tick: Future[None] | None = None
-        self.slow_told_s: float | None = None  # of which task that it is slow
-
-    def unfinished(self) -> list[tuple[Future[None], int]]:
-        """Batches that are settled or wait; raises what one has failed with."""
-        for done, _ in self.at_work:
-            if done.done():
-                done.result()
-        self.at_work = [(each, records) for each, records in self.at_work if not each.done()]
-        return self.at_work
 
 
 class KafkaJobService:
@@ -128,21 +85,17 @@ class KafkaJobService:
         self.policy = Policy.from_ms(**settings.policy_values())
         self._machine = clock or SystemClock()
         self._boot = 0 if clock else this_boot() or None
-        self.parts: dict[int, _Part] = {}
+        self.parts: dict[int, Part] = {}
         self.batches = 0
         self.executors: Counter[str] = Counter()  # bytes that each has released
-        self._stopping, self._wake = threading.Event(), threading.Event()
+        self.lifecycle = Lifecycle(self.metrics, self._on_tick)
         self._opening = threading.Lock()
         self._lease: Lease | None = None
         self._spark: SparkSession | None = None
-        self._query: StreamingQuery | None = None
-        self._listener: ProgressListener | None = None
-        self._error: BaseException | None = None
-        self._ends: dict[str, dict[int, int]] = {}
+        self._ends: Ends = {}
         self._early: dict[int, list[Piece]] = {}
-        self._pool: ThreadPoolExecutor | None = None
         self._tick_pool = ThreadPoolExecutor(max_workers=64, thread_name_prefix="tick")
-        self._ticker = threading.Thread(target=self._run_ticker, name="ticker", daemon=True)
+        self._look_s = 0.0
         self._closed = False
         self.owner = f"{socket.gethostname()}:{os.getpid()}"
         with self._told():
@@ -181,12 +134,31 @@ class KafkaJobService:
         self._offsets = CommittedOffsets(self.connection, self.topics.check, prefix, self._lanes)
         for partition in range(count):
             self.parts[partition] = self._open_part(partition)
+        records_max, stopping = settings.max_records_per_batch, self.lifecycle.stopping
+        self._feeds = Feeds(
+            self.topics,
+            half_end=lambda partition: clients.bounds_of(self._half_watcher, self.topics.half, partition)[1],
+            read_ops=self._read_ops,
+            shard_count=lambda: len(self.parts),
+            batch_records_max=records_max,
+            undeliverable_max=settings.kafka_undeliverable_max,
+            stopping=stopping,
+        )
+        self._settling = Settling(self._feeds, self.metrics, self.clock, self.lifecycle, records_max)
+        self._upkeep = Upkeep(
+            self.clock,
+            self.metrics,
+            self._feeds,
+            self._settling,
+            retention_ms=settings.retention_ms,
+            stopping=stopping,
+        )
         watch_shards(self.metrics, self._shards, self.clock)
         self.kafka_metrics.master.set_function(lambda: self._lease is not None and self._lease.held.is_set())
 
-    def _open_part(self, partition: int) -> _Part:
+    def _open_part(self, partition: int) -> Part:
         store = ShardStore(self.settings.store_dir / "shards" / str(partition), self.settings.state_table_file_bytes // 24)
-        target = release.Target(
+        target = Target(
             topics=self.topics,
             partition=partition,
             transactional_id=f"{self.settings.kafka_transactional_id_prefix}{self.topics.half}-{partition}",
@@ -197,14 +169,14 @@ class KafkaJobService:
             store,
             target,
             self._run_task,
-            self._stopping,
+            self.lifecycle.stopping,
             pause_max_ms=self.settings.kafka_retry_interval_ms,
             is_stuck=partial(is_stuck, self.connection),
             topic_ids=self._topic_ids,
             requests=Requests(self._offsets.known),
         )
         watch_shard(self.kafka_metrics, shard, lambda: self._log_ends.get(partition, (0, 0)), self._kept_for)
-        return _Part(shard, self.policy)
+        return Part(shard, self.policy, RELEASE_BYTES_MAX)
 
     def _kept_for(self, stored_at_ms: int) -> float:
         """Which share of its time in the half topic has passed for a half; 0 where there is none."""
@@ -258,7 +230,7 @@ class KafkaJobService:
         self._open_new({self.topics.half: dict.fromkeys(range(self._half_partitions()), 0)})
         return True
 
-    def _claim(self, part: _Part) -> None:
+    def _claim(self, part: Part) -> None:
         """From here on the shard is ours."""
         shard, part.claimed_ms = part.shard, self.clock.now_ms()
         shard.claim(self.owner, part.claimed_ms)
@@ -271,19 +243,17 @@ class KafkaJobService:
 
     def start(self, spark: SparkSession, checkpoint: Path) -> None:
         """Start the query at the shards' cursors."""
-        self._spark, self._checkpoint, self._listener = spark, checkpoint, ProgressListener(self.metrics)
-        self._pool = ThreadPoolExecutor(max_workers=64, thread_name_prefix="shard")
-        spark.streams.addListener(self._listener)
+        self._spark, self._checkpoint = spark, checkpoint
+        self.lifecycle.listen(spark)
         start = self._cursors()
         self._ends = {topic: dict(offsets) for topic, offsets in start.items()}
         rows = read_stream(spark, self.connection.java(), self.topics, start, self.settings.max_records_per_batch)
         writer = rows.writeStream.foreachBatch(self._on_batch).queryName("escrow")
-        self._query = writer.option("checkpointLocation", str(checkpoint)).start()
-        self._ticker.start()
+        self.lifecycle.started(writer.option("checkpointLocation", str(checkpoint)).start())
 
-    def _cursors(self) -> dict[str, dict[int, int]]:
+    def _cursors(self) -> Ends:
         """Where the stream begins: behind what is settled, of all partitions that Spark will find."""
-        start: dict[str, dict[int, int]] = {self.topics.half: {}, self.topics.op: {}}
+        start: Ends = {self.topics.half: {}, self.topics.op: {}}
         for partition, part in self.parts.items():
             marker = part.shard.marker
             for topic, cursor in ((self.topics.half, marker.half_cursor), (self.topics.op, marker.op_cursor)):
@@ -312,23 +282,14 @@ class KafkaJobService:
 
     def failure(self) -> str | None:
         """Why the job has ended by itself; None while it runs."""
-        if self._error is not None:
-            return one_line(self._error)
-        if self._lease is not None and self._lease.lost.is_set():
+        if self.lifecycle.error is None and self._lease is not None and self._lease.lost.is_set():
             return LEASE_LOST + self._lease.why_lost
-        query = self._query
-        return None if query is None or self._stopping.is_set() else why_ended(query)
+        return self.lifecycle.failure()
 
     def stop(self) -> None:
         """1 no new batches · 2 the one at work ends · 3 shards are flushed and closed · 4 the lease is given back."""
-        self._stopping.set()
         give_up_s = time.monotonic() + STOP_S
-        if self._query is not None:
-            stopper = threading.Thread(target=self._stop_query, args=(self._query,), name="stopper", daemon=True)
-            stopper.start()
-            stopper.join(STOP_S)
-        if self._ticker.is_alive():
-            self._ticker.join(STOP_S)
+        self.lifecycle.stop(ticker_s=STOP_S)
         at_work = [done for part in list(self.parts.values()) for done, _ in part.at_work]
         ticks = [part.tick for part in list(self.parts.values()) if part.tick is not None]
         wait([*at_work, *ticks], max(0.0, give_up_s - time.monotonic()))
@@ -346,35 +307,18 @@ class KafkaJobService:
         self._watcher.close()
         self._half_watcher.close()
 
-    def _stop_query(self, query: StreamingQuery) -> None:
-        try:
-            query.stop()
-            if self._spark is not None and self._listener is not None:
-                self._spark.streams.removeListener(self._listener)
-        except Exception as error:  # the JVM may be gone, or too slow: the shards are closed all the same
-            LOG.warning("stop: %s", one_line(error))
-        self.metrics.query_up.set(0)  # Spark tells the listener later, or not any more
-
     # --- a batch -----------------------------------------------------------------------------------------------------------------
     def _on_batch(self, rows: DataFrame, batch_id: int) -> None:
-        try:
-            if not self._stopping.is_set():
+        with self.lifecycle.guarded():
+            if not self.lifecycle.stopping.is_set():
                 self._batch(rows, batch_id)
-        except BaseException as error:
-            self._fail(error)
-            raise
-
-    def _fail(self, error: BaseException) -> None:
-        if self._error is None and not self._stopping.is_set():
-            self._error = error
-            LOG.error("the job ends: %s", error)  # whole: Java's causes stand at its end
 
     def _batch(self, rows: DataFrame, batch_id: int) -> None:
         started_s = time.perf_counter()
         halves, ops = collect(rows)  # 1
         ends = self._ends_of(batch_id)
         self.metrics.phase_s.labels("collect").observe(time.perf_counter() - started_s)
-        self._wait_for_room()
+        self._settling.wait_for_room(list(self.parts.values()))
         self._open_new(ends)
         for partition, pieces in self._early.items():  # ops of a half partition that Spark had not found yet
             if partition in self.parts:
@@ -386,117 +330,20 @@ class KafkaJobService:
             if any(ends[topic].get(partition, 0) > self._ends[topic].get(partition, 0) for topic in ends)
         ]
         for partition in changed:
-            self._hand_over(self.parts[partition], halves.get(partition, []), ops.get(partition, []), ends)
+            brought = halves.get(partition, []), ops.get(partition, [])
+            self._settling.hand_over(self.parts[partition], *brought, ends)
         self._ends = ends
         self.batches += 1
 
-    def _wait_for_room(self) -> None:
-        """A shard that waits for something does not make others wait, unless it is far behind: memory is bounded."""
-        records_max = DEFERRED_BATCHES * self.settings.max_records_per_batch
-        for part in list(self.parts.values()):
-            while (waiting := part.unfinished()) and (
-                len(waiting) >= BATCHES_AHEAD or sum(records for _, records in waiting) >= records_max
-            ):
-                waiting[0][0].result()
-
-    def _hand_over(self, part: _Part, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]) -> None:
-        assert self._pool is not None
-        before = part.at_work[-1][0] if part.at_work else None
-        records = sum(len(piece.records) for piece in (*halves, *ops))
-        part.at_work.append((self._pool.submit(self._settle, part, before, halves, ops, ends), records))
-
-    def _ends_of(self, batch_id: int) -> dict[str, dict[int, int]]:
+    def _ends_of(self, batch_id: int) -> Ends:
         """Where the ranges of a batch end: Spark writes that down before it runs it. (Rows cannot tell: offsets have holes.)"""
         text = (self._checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[-1]
         return {topic: {int(partition): int(at) for partition, at in found.items()} for topic, found in json.loads(text).items()}
 
-    def _settle(
-        self, part: _Part, before: Future[None] | None, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]
-    ) -> None:
-        """`before`: the batch before, which begins first: the pool starts them in their order."""
-        try:
-            if before is not None:
-                before.result()
-            with part.shard.lock:
-                if not self._stopping.is_set():
-                    self._settle_shard(part, halves, ops, ends)
-        except BaseException as error:  # at once: there may be no further batch to tell it to
-            self._fail(error)
-            raise
-
-    def _settle_shard(self, part: _Part, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]) -> None:
-        shard, now_ms, started_s = part.shard, self.clock.now_ms(), time.perf_counter()
-        for piece in self._pieces(shard, halves, ops, ends):
-            shard.note_answers(piece.ops)
-            settled = part.settler.settle(piece, now_ms)
-            count_settled(self.metrics, piece, settled, now_ms)
-        part.ends = ends
-        self.metrics.phase_s.labels("settle").observe(time.perf_counter() - started_s)
-
-    def _pieces(self, shard: Shard, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]) -> Iterator[Feed]:
-        """What the batch brings; then, when they wait for nothing any more, ops that were too many to be kept."""
-        yield from pieces_of(self._feed(shard, halves, ops, ends), shard.table)
-        while shard.unkept is not None and not shard.waits and not self._stopping.is_set():
-            yield from pieces_of(
-                self._feed(shard, [], self._read_again(shard, ends[self.topics.op][shard.partition]), ends), shard.table
-            )
-
-    def _read_again(self, shard: Shard, end: int) -> list[Piece]:
-        assert shard.unkept is not None
-        start, stop = shard.unkept, min(shard.unkept + self._deferred_max(), end)
-        shard.unkept = stop if stop < end else None
-        return self._read_range(shard.partition, start, stop)
-
-    def _read_range(self, partition: int, start: int, stop: int) -> list[Piece]:
+    def _read_ops(self, partition: int, start: int, stop: int) -> list[Piece]:
         assert self._spark is not None
         _, ops = collect(read_ops(self._spark, self.connection.java(), self.topics, partition, (start, stop)))
         return ops.get(partition, [])
-
-    def _deferred_max(self) -> int:
-        """Ops that one shard may keep while they wait: all of them together, about what DEFERRED_BATCHES batches hold."""
-        return max(1, DEFERRED_BATCHES * self.settings.max_records_per_batch // len(self.parts))
-
-    def _keep(self, shard: Shard, deferred: list[Piece]) -> list[Piece]:
-        """As many as may be kept. The others are in Kafka, behind the marker's cursor: they are read once more."""
-        most = self._deferred_max()
-        if sum(len(piece.records) for piece in deferred) <= most:
-            return deferred
-        offsets = np.sort(np.concatenate([piece.records["op_offset"] for piece in deferred]))
-        if shard.unkept is None:
-            LOG.warning(
-                "shard %d: more than %d ops wait for an open transaction: the rest is read again later", shard.partition, most
-            )
-        shard.unkept = int(offsets[most])  # an ASKED record is several ops with one offset: all of them or none
-        return [rest for piece in deferred if len((rest := piece.before("op_offset", shard.unkept)).records)]
-
-    def _feed(self, shard: Shard, halves: list[Piece], ops: list[Piece], ends: dict[str, dict[int, int]]) -> Feed:
-        """Step 2. An op about a half that Kafka has and this batch has not waits, and all behind it; one about an offset beyond the
-        half partition's end, asked for after the op was read, is about nothing."""
-        marker, partition = shard.marker, shard.partition
-        half_stop = max(ends[self.topics.half].get(partition, 0), marker.half_cursor)
-        op_stop = max(ends[self.topics.op].get(partition, 0), marker.op_cursor)
-        new_halves = joined(halves, shard.store.group_no, HALF, "half_offset")
-        pieces = [*shard.deferred, *ops]
-        if shard.unkept is not None:
-            op_stop = min(op_stop, shard.unkept)
-            pieces = [piece.before("op_offset", op_stop) for piece in pieces]
-        new_ops = joined(pieces, shard.store.known_group, OP, "op_offset")
-        ahead = new_ops[(new_ops["half_offset"] >= half_stop) & (new_ops["corrupt"] == 0)]
-        if len(ahead):
-            ahead = ahead[ahead["half_offset"] < clients.bounds_of(self._half_watcher, self.topics.half, partition)[1]]
-        shard.held_back = self._is_full(shard) and bool(len(new_ops))
-        if shard.held_back:
-            ahead = new_ops
-        shard.waits = bool(len(ahead))
-        if shard.waits:
-            op_stop = int(ahead["op_offset"][0])
-        # By name: an op may come before the first half of its group, which gives the group its number.
-        shard.deferred = self._keep(shard, [rest for piece in pieces if len((rest := piece.since("op_offset", op_stop)).records)])
-        return Feed(marker.half_cursor, half_stop, marker.op_cursor, op_stop, new_halves, new_ops[new_ops["op_offset"] < op_stop])
-
-    def _is_full(self, shard: Shard) -> bool:
-        """Whether no more messages may be set aside: nothing is released then, until some of them go out."""
-        return len(shard.store.undeliverable) >= self.settings.kafka_undeliverable_max
 
     def _end_of(self, topic: str, partition: int) -> int:
         return clients.bounds_of(self._watcher, topic, partition)[1]
@@ -504,7 +351,7 @@ class KafkaJobService:
     def _live_groups(self, shard: Shard, _now_ms: int) -> Bools | None:
         return self._alive.of(shard.store.groups)  # a number whose name is not known ("") has nobody live
 
-    def _run_task(self, task: release.Task) -> release.Done | str:
+    def _run_task(self, task: Task) -> Done | str:
         """On an executor. What Spark throws is told as a sentence: the task is started again."""
         assert self._spark is not None
         try:
@@ -512,14 +359,14 @@ class KafkaJobService:
         except Exception as error:  # an executor died, Java did, a network did not answer
             return f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
         done = found[0]
-        if isinstance(done, release.Done):
+        if isinstance(done, Done):
             self.executors[done.executor] += done.bytes
-        if isinstance(done, str) and done.startswith(release.SUPERSEDED):
-            raise release.Superseded(done.removeprefix(release.SUPERSEDED))
+        if isinstance(done, str) and done.startswith(SUPERSEDED):
+            raise Superseded(done.removeprefix(SUPERSEDED))
         return done
 
     # --- partitions --------------------------------------------------------------------------------------------------------------
-    def _open_new(self, ends: dict[str, dict[int, int]]) -> None:
+    def _open_new(self, ends: Ends) -> None:
         """Shards for half partitions that Spark has found and we have not yet."""
         with self._opening:
             for partition in sorted(set(ends[self.topics.half]) - set(self.parts)):
@@ -533,45 +380,30 @@ class KafkaJobService:
                 LOG.warning("half partition %d is new: its shard is open", partition)
 
     # --- the ticker --------------------------------------------------------------------------------------------------------------
-    def _run_ticker(self) -> None:
-        look_s = 0.0
-        while not self._stopping.wait(TICK_S):
-            try:
-                self._brokers.look()
-                self.clock.look()
-                for part in list(self.parts.values()):
-                    self._tell_slow(part)
-                    if part.tick is None or part.tick.done():
-                        part.tick = self._tick_pool.submit(self._tick_once, part)
-                if time.monotonic() >= look_s:
-                    look_s = time.monotonic() + PARTITIONS_EVERY_S
-                    clients.add_partitions(self.connection, self.topics, self._half_partitions())
-                    self._look_at_ends()
-            except KafkaException as error:  # Kafka is away: the next tick finds it back
-                LOG.warning("tick: %s", error.args[0].str())
-            except BaseException as error:
-                self._fail(error)
-                return
-
-    def _tell_slow(self, part: _Part) -> None:
-        """A task that makes no headway says so while it is at work, not afterwards."""
-        since_s = part.shard.task_since_s
-        if since_s is not None and since_s != part.slow_told_s and time.monotonic() - since_s > SLOW_TASK_S:
-            part.slow_told_s = since_s
-            LOG.warning(
-                "shard %d: a release is at work for more than %.0f s: Kafka is slow, or a topic does not answer",
-                part.shard.partition, SLOW_TASK_S,
-            )  # fmt: skip
-
-    def _tick_once(self, part: _Part) -> None:
+    def _on_tick(self) -> None:
         try:
-            self._tick(part)
-        except KafkaException as error:  # Kafka is away: the next tick finds it back
+            self._brokers.look()
+            self.clock.look()
+            for part in list(self.parts.values()):
+                self._upkeep.tell_slow(part)
+                if part.tick is None or part.tick.done():
+                    part.tick = self._tick_pool.submit(self._tick_once, part)
+            if time.monotonic() >= self._look_s:
+                self._look_s = time.monotonic() + PARTITIONS_EVERY_S
+                clients.add_partitions(self.connection, self.topics, self._half_partitions())
+                self._look_at_ends()
+        except KafkaException as error:  # Kafka is away: the next tick tries again
+            LOG.warning("tick: %s", error.args[0].str())
+
+    def _tick_once(self, part: Part) -> None:
+        try:
+            self._upkeep.work(part)
+        except KafkaException as error:  # Kafka is away: the next tick tries again
             LOG.warning("shard %d: %s", part.shard.partition, error.args[0].str())
         except JobStopped:
             pass
         except BaseException as error:
-            self._fail(error)
+            self.lifecycle.fail(error)
 
     def _look_at_ends(self) -> None:
         """For the metrics: a look at them must not wait for Kafka."""
@@ -581,79 +413,3 @@ class KafkaJobService:
 
     def _half_partitions(self) -> int:
         return clients.shard_count(self.connection.admin(), self.topics)
-
-    def _tick(self, part: _Part) -> None:
-        rounds = part.rounds
-        if rounds is None:
-            return
-        with part.shard.lock:
-            if self._stopping.is_set():
-                return
-            now_ms = self.clock.now_ms()  # here: the lock may have been waited for
-            part.shard.count_taken(now_ms)
-            if rounds.wanted(now_ms):
-                done = rounds.rounds_done
-                count_decisions(self.metrics, rounds.work(now_ms, lambda: False))
-                self.metrics.rounds.inc(rounds.rounds_done - done)
-            topic = part.shard.retries.due(part.shard.store.undeliverable, now_ms)
-            if topic is not None:
-                part.shard.try_again(topic, now_ms, RELEASE_BYTES_MAX)
-            if part.shard.held_back and part.ends is not None and not self._is_full(part.shard):
-                self._settle_shard(part, [], [], part.ends)
-            self._tell_again(part, now_ms)
-            if now_ms > self._marker_due_ms(part):
-                part.shard.commit(self._same_place(part.shard, now_ms))
-            self._retain(part, now_ms)
-
-    def _retain(self, part: _Part, now_ms: int) -> None:
-        """State files that nothing needs any more go, of a busy shard too."""
-        every_ms, retention_ms = MARKER_SHARE * self.settings.retention_ms, self.settings.retention_ms
-        if not part.retained_ms <= now_ms < part.retained_ms + every_ms and self.clock.deletes_allowed():
-            part.retained_ms = now_ms
-            part.shard.store.retain(now_ms, retention_ms, self.clock.leapt_ms(retention_ms))
-
-    def _tell_again(self, part: _Part, now_ms: int) -> None:
-        """Halves that stay pending beyond fileReservedTime (discards may be stopped): the redo topic is kept for twice as long, and
-        the batch that told their rows must not be the only one."""
-        if now_ms >= part.tell_again_ms:
-            part.tell_again_ms = now_ms + int(MARKER_SHARE * self.settings.retention_ms)
-            part.telling = part.shard.store.pending_since_before((now_ms - self.settings.retention_ms) // 1000)
-        half_offsets = next(part.telling, None)
-        if half_offsets is not None:
-            batch = self._same_place(part.shard, now_ms)
-            batch.tell_again(half_offsets, part.shard.table.get(half_offsets))
-            part.shard.commit(batch)
-
-    def _marker_due_ms(self, part: _Part) -> float:
-        marker = part.shard.marker
-        if not marker.sequence or not part.shard.names_told:
-            return part.claimed_ms + FIRST_MARKER_MS
-        return marker.now_ms + MARKER_SHARE * self.settings.retention_ms
-
-    def _same_place(self, shard: Shard, now_ms: int) -> Any:
-        marker = shard.marker
-        return shard.batch(half_cursor=marker.half_cursor, op_cursor=marker.op_cursor, now_ms=now_ms)
-
-
-def pieces_of(feed: Feed, table: StateTable) -> Iterator[Feed]:
-    """A feed cut so that no piece releases and discards much more than RELEASE_BYTES_MAX: a Kafka transaction must be done before
-    its timeout. The first piece has all the halves."""
-    sizes = table.get(feed.ops["half_offset"])["size_bytes"].astype(np.int64)
-    if len(feed.halves):
-        at = np.minimum(np.searchsorted(feed.halves["half_offset"], feed.ops["half_offset"]), len(feed.halves) - 1)
-        new = feed.halves["half_offset"][at] == feed.ops["half_offset"]
-        sizes[new] = feed.halves["size_bytes"][at[new]]
-    sizes[~np.isin(feed.ops["kind"], _WITH_BODIES)] = 0
-    ends = np.cumsum(sizes)
-    total = int(ends[-1]) if len(ends) else 0
-    # Alike, so that none is a transaction for a handful of messages; a tenth too much is no reason for another.
-    count = max(1, math.ceil(total / RELEASE_BYTES_MAX - 0.1))
-    piece = (ends - sizes) * count // max(1, total)
-    # An ASKED record is several ops with one offset: never cut within.
-    stops = [int(feed.ops["op_offset"][at + 1]) for at in np.flatnonzero(np.diff(piece)).tolist()]
-    stops = sorted({stop for stop in stops if stop > feed.op_start})
-    halves, half_start, start = feed.halves, feed.half_start, feed.op_start
-    for stop in [*stops, feed.op_stop]:
-        chosen = (feed.ops["op_offset"] >= start) & (feed.ops["op_offset"] < stop)
-        yield Feed(half_start, feed.half_stop, start, stop, halves, feed.ops[chosen])
-        halves, half_start, start = feed.halves[:0], feed.half_stop, stop

@@ -15,17 +15,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from confluent_kafka import KafkaException
 
-from sinks.kafka import asking, contract, redo, release
+from sinks.kafka import asking, contract, ownership, redo
+from sinks.kafka.task import UNTAKEN, Done, Superseded, Target, Task
 from store.errors import Corrupt, CursorBeyondLog
 from store.job.batch import Batch
 from store.job.shard import ShardStore
 from store.job.undeliverable import Refusal
-from store.records import OpKind, State, Via, state_of
+from store.records import Array, OpKind, State, Via, state_of
 from store.tables.redo_log import Marker, RedoKind, kinds_of, numbers_of
 from store.tables.state_table import StateTable
 from streaming.errors import JobCannotStart, JobError, JobStopped
@@ -44,9 +45,8 @@ _BODY_KINDS: Final = np.array([int(kind) for kind in (RedoKind.RELEASE, RedoKind
 
 _NO_LANES: Final = np.empty(0, "<u8")
 
-Array = np.ndarray[Any, Any]
 #: Runs a task on an executor: what came of it, or a sentence why it failed. Superseded passes through.
-RunTask = Callable[[release.Task], release.Done | str]
+RunTask = Callable[[Task], Done | str]
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Shard:
     """One thread at a time, under `lock`."""
 
     def __init__(
-        self, store: ShardStore, target: release.Target, run_task: RunTask, stopping: threading.Event, *,
+        self, store: ShardStore, target: Target, run_task: RunTask, stopping: threading.Event, *,
         pause_max_ms: int = 30_000, is_stuck: Callable[[str], bool] = lambda _: False,
         topic_ids: Mapping[str, str] | None = None, requests: Requests | None = None,
     ) -> None:  # fmt: skip
@@ -147,18 +147,18 @@ class Shard:
         if released:
             LOG.warning("shard %d: %d messages that were set aside are released", self.partition, released)
 
-    def _commit(self, task: release.Task) -> None:
+    def _commit(self, task: Task) -> None:
         wait_s = BACKOFF_S
         while True:
             done = self._timed(task)  # 1
-            if isinstance(done, release.Done):
+            if isinstance(done, Done):
                 break
             self.traffic.failures += 1
             LOG.warning("shard %d, batch %d: %s; again in %.1f s", self.partition, task.marker.sequence, done, wait_s)
             if self._stopping.wait(wait_s):
                 raise JobStopped("asked to stop before the batch was written")
             wait_s = min(2 * wait_s, BACKOFF_MAX_S)
-            if done.startswith(release.UNTAKEN) and self._is_stuck(self.target.producer_id):
+            if done.startswith(UNTAKEN) and self._is_stuck(self.target.producer_id):
                 task = self._under_the_next_id(task)
                 if self.marker.sequence >= task.marker.sequence:  # it had been written after all
                     return
@@ -174,27 +174,27 @@ class Shard:
         self.traffic.messages += done.messages
         self.traffic.bytes += done.bytes
 
-    def _under_the_next_id(self, task: release.Task) -> release.Task:
+    def _under_the_next_id(self, task: Task) -> Task:
         told = self.names_told
         self.claim(self._owner, task.marker.now_ms)
         self.names_told = told
         LOG.warning("shard %d goes on under transactional id %s", self.partition, self.target.producer_id)
         return replace(task, target=self.target, term=self.term)
 
-    def _timed(self, task: release.Task) -> release.Done | str:
+    def _timed(self, task: Task) -> Done | str:
         self.task_since_s = time.monotonic()
         try:
             return self._run_task(task)
         finally:
             self.task_since_s = None
 
-    def _task(self, batch: Batch, lanes: Array) -> release.Task:
+    def _task(self, batch: Batch, lanes: Array) -> Task:
         entries = batch.entries
         packed, windows = redo.pack_entries(entries) if len(entries) else b"", self._windows(entries)
         # The first batch of a term tells all names: earlier versions told each of them once.
         names = self.store.names_for(entries) if self.names_told else self.store.all_names()
         rest = self.store.next_group, lanes.tobytes(), self.retries.barred(), self._topic_ids
-        return release.Task(self.target, self.term, batch.marker, packed, names, windows, *rest)
+        return Task(self.target, self.term, batch.marker, packed, names, windows, *rest)
 
     def _windows(self, entries: Array) -> list[int]:
         """After how many bodies the task should begin a new piece."""
@@ -266,7 +266,7 @@ class Shard:
     def _see_term(self, term: int, generation: int) -> None:
         self.store.term, self.store.generation = max(self.store.term, term), max(self.store.generation, generation)
         if self.term and term > self.term:
-            raise release.Superseded(f"shard {self.partition} belongs to term {term}, this is term {self.term}")
+            raise Superseded(f"shard {self.partition} belongs to term {term}, this is term {self.term}")
 
     def _follow_until(self, sequence: int) -> None:
         while self.store.marker.sequence < sequence:
@@ -288,7 +288,7 @@ class Shard:
         self.term, self._owner = 0, owner
         self._require_truth()
         known = replace(self.target, generation=max(self.target.generation, self.store.generation))
-        term, sequence, generation = release.claim(known, owner, now_ms, self.store.term, self._is_stuck)
+        term, sequence, generation = ownership.claim(known, owner, now_ms, self.store.term, self._is_stuck)
         while self.store.term < term:
             self.follow(0.5)
         if generation > known.generation:

@@ -23,17 +23,17 @@ import numpy as np
 import numpy.typing as npt
 
 from checker.decisions import Decision, Tick, check_words, count_outstanding, decide
-from checker.matcher import Effect, Matched, match, mentioned_halves
+from checker.matcher import Matched, match, mentioned_halves
 from checker.policy import Policy
 from store.errors import BatchBeyondCursor
 from store.io.arrays import how_many_fit
 from store.job.batch import Batch
 from store.read.readers import LogReader
-from store.records import HALF, OP, ROW, OpKind, State, state_of
+from store.records import HALF, OP, ROW, Array, OpKind, State, state_of
 from store.tables.redo_log import Marker
 from store.tables.state_table import StateTable
+from store.transitions import DISCARD_OF_STATE, Effect
 
-Array = np.ndarray[Any, Any]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
@@ -41,7 +41,7 @@ Bools = npt.NDArray[np.bool_]
 ROUND_PART_ROWS: Final = 1 << 18
 #: A stored time may be this much ahead: edge and job, or driver and brokers, do not look at the clock at the same moment.
 AHEAD_S: Final = 120
-_DISCARDS: Final = {Decision.DISCARD_MAX: State.DISCARDED_MAX, Decision.DISCARD_EXPIRED: State.DISCARDED_EXPIRED}
+_DISCARDS: Final = {Decision[kind.name]: state for state, kind in DISCARD_OF_STATE.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Feed:
 class Ended:
     """The ops of a batch that ended a half, as columns, in log order."""
 
-    effect: Array  # checker.matcher.Effect
+    effect: Array  # store.transitions.Effect
     via: Array  # store.records.Via
     said_at_ms: Array  # when the op was stored
     half_stored_at_s: Array  # when its half was

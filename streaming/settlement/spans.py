@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from checker.matcher import Effect
 from runtime.tracing import Tracer
 from store.errors import StoreError
 from store.read.readers import LogReader
 from store.records import Via
+from store.transitions import Effect
 from streaming.settlement.settle import Ended
 
 #: Of one batch; a message says in its frame whether it is traced, and frames are looked at one by one.

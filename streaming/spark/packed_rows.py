@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from store.records import HALF, OP
+from store.records import HALF, OP, Array
 from streaming.settlement.settle import Feed
 
 CHUNK_RECORDS: Final = 65_536
@@ -26,7 +26,6 @@ SCHEMA: Final = "kind tinyint, first bigint, count int, payload binary"
 RANGE_RECORD: Final = np.dtype([(name, "<i8") for name in ("half_start", "half_stop", "op_start", "op_stop", "tick")])
 assert RANGE_RECORD.itemsize == 40
 
-Array = np.ndarray[Any, Any]
 Row = tuple[int, int, int, bytes]
 
 

@@ -76,11 +76,11 @@ def test_a_dead_ticker_ends_the_job_with_its_reason(make_world):
         raise MemoryError("no memory")
 
     world.job.wants_batch = fail
-    world.job._ticker.join(60)
+    world.job.lifecycle.ticker.join(60)
     assert "no memory" in world.job.failure()
     with pytest.raises(JobStopped, match="no memory"):
         world.job.run_batch()
-    world.job._error = None  # so that the world can close it in order
+    world.job.lifecycle.error = None  # so that the world can close it in order
 
 
 def test_a_quiet_stream_is_still_checked(world):

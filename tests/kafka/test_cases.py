@@ -23,8 +23,9 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from sinks.kafka import contract, release
+from sinks.kafka import contract
 from sinks.kafka.clients import Connection
+from sinks.kafka.task import Target
 from store.job.shard import ShardStore
 from store.records import State, check_count_of, state_of
 from streaming.kafka.shard import Shard
@@ -482,7 +483,7 @@ def test_the_same_history_has_the_same_end_as_in_embedded_mode(world: KafkaWorld
 def rows_of(world: KafkaWorld, places: list[Place], directory: Path) -> list[tuple[State, int]]:
     """(state, check_count) of halves, from the redo topic alone."""
     topics = contract.Topics(world.half, world.op, world.redo, world.check, world.discard, world.lease, world.ends)
-    target = release.Target(topics, 0, "unused", Connection(world.cluster.bootstrap).librdkafka(), 60_000)
+    target = Target(topics, 0, "unused", Connection(world.cluster.bootstrap).librdkafka(), 60_000)
     shard = Shard(ShardStore(directory, 10_000), target, lambda _: "unused", threading.Event())
     try:
         shard.catch_up()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,8 @@ import pytest
 from sinks.kafka import redo
 from store.records import State, state_of
 from streaming.errors import JobCannotStart
-from streaming.kafka.service import KafkaJobService
 from streaming.kafka.shard import Shard
+from streaming.kafka.upkeep import Upkeep
 from tests.support.one_shard import NOW_MS, OneShard
 
 GROUPS = [f"group-{number}" for number in range(40)]
@@ -101,12 +102,12 @@ def test_a_row_that_stays_pending_is_told_again_and_outlives_the_batch_that_brou
     old, young = shard.halves(b"old", group="old")[0], shard.halves(b"young", group="young")[0]
     shard.prepare(driver, old, "old", stored_at_s=NOW_MS // 1000 - 1000)
     shard.prepare(driver, young, "young")
-    service: Any = KafkaJobService.__new__(KafkaJobService)
-    service.settings = SimpleNamespace(retention_ms=100_000)
+    unused: Any = None
+    upkeep = Upkeep(unused, unused, unused, unused, retention_ms=100_000, stopping=threading.Event())
     part: Any = SimpleNamespace(shard=driver, tell_again_ms=0)
-    service._tell_again(part, NOW_MS)
+    upkeep.tell_again(part, NOW_MS)
     sequence = driver.marker.sequence
-    service._tell_again(part, NOW_MS + 1)
+    upkeep.tell_again(part, NOW_MS + 1)
     assert driver.marker.sequence == sequence, "not before a quarter of fileReservedTime has passed"
     age(shard, batches_kept=2)
     before = driver.table.get(np.array([old, young]))

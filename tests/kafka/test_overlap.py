@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 from runtime.settings import Settings
 from runtime.settings import load as load_settings
-from sinks.kafka import release
 from sinks.kafka.redo import unpack_entries
+from sinks.kafka.task import Done, Task
 from store.tables.redo_log import RedoKind, kinds_of
 from streaming.kafka.service import KafkaJobService
 from streaming.spark.session import make_run_directory
@@ -39,7 +39,7 @@ class GatedJob(KafkaJobService):
         self.before, self.after, self.tasks = before, after, 0
         super().__init__(settings)
 
-    def _run_task(self, task: release.Task) -> release.Done | str:
+    def _run_task(self, task: Task) -> Done | str:
         # One without entries: a shard that had no batch for a while says where it stands.
         if not task.packed_entries or RedoKind.RELEASE not in kinds_of(unpack_entries(task.packed_entries)):
             return super()._run_task(task)
@@ -58,7 +58,8 @@ class GatedJob(KafkaJobService):
 
     @property
     def query_runs(self) -> bool:
-        return self._query is not None and self._query.isActive
+        query = self.lifecycle.query
+        return query is not None and query.isActive
 
 
 class World(KafkaWorld):
@@ -174,7 +175,7 @@ def test_a_stop_while_one_is_settled_and_one_waits(kafka: Cluster, spark: SparkS
         if number == 2:
             await_that(lambda: service.collected > 2)
             at_work.set()
-            await_that(over.is_set if waits else service._stopping.is_set)
+            await_that(over.is_set if waits else service.lifecycle.stopping.is_set)
 
     with World(kafka, f"stops-{waits}") as world:
         with world.job(spark, before) as service:
@@ -182,7 +183,7 @@ def test_a_stop_while_one_is_settled_and_one_waits(kafka: Cluster, spark: SparkS
             service.stop()
             over.set()
             await_that(lambda: all(done.done() for part in service.parts.values() for done, _ in part.at_work))
-            assert service._error is None
+            assert service.lifecycle.error is None
             assert service.tasks == 2, "the one that waited was dropped"
             if waits:
                 service.parts[0].shard.close(clean=False)  # in this process nobody else would

@@ -14,7 +14,9 @@ from confluent_kafka import KafkaError, KafkaException
 
 from checker.decisions import Decision, Tick
 from checker.policy import Policy
-from sinks.kafka import contract, redo, release
+from sinks.kafka import bodies, contract, ownership, redo, release
+from sinks.kafka.task import Done, Superseded, Task
+from sinks.kafka.transaction import Attempt
 from store.records import OpKind, State, state_of
 from streaming.errors import JobCannotStart
 from streaming.settlement.settle import Feed, Settler
@@ -32,13 +34,13 @@ def another_process() -> dict[str, Any]:
 def test_53_a_batch_whose_answer_was_lost_is_not_written_again(shard: OneShard) -> None:
     driver = shard.driver()
     places = shard.halves(b"a", b"b")
-    batches: list[release.Task] = []
+    batches: list[Task] = []
     run = driver._run_task
 
-    def lose_the_answer(task: release.Task) -> release.Done | str:
+    def lose_the_answer(task: Task) -> Done | str:
         batches.append(task)
         done = run(task)
-        assert isinstance(done, release.Done)
+        assert isinstance(done, Done)
         if len(batches) == 1:
             assert done.written
             another_process()
@@ -56,7 +58,7 @@ def test_53_a_batch_whose_answer_was_lost_is_not_written_again(shard: OneShard) 
 def test_a_task_that_died_in_the_middle_leaves_nothing_visible(shard: OneShard, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = shard.driver()
     places = shard.halves(b"a", b"b", b"c")
-    redo, deaths = release._Attempt.redo, itertools.count()
+    redo, deaths = Attempt.redo, itertools.count()
 
     def die_once(attempt: Any, entries: Any) -> None:
         if next(deaths) == 0:
@@ -64,9 +66,9 @@ def test_a_task_that_died_in_the_middle_leaves_nothing_visible(shard: OneShard, 
             raise RuntimeError("killed")
         redo(attempt, entries)
 
-    monkeypatch.setattr(release._Attempt, "redo", die_once)
+    monkeypatch.setattr(Attempt, "redo", die_once)
 
-    def as_spark_would(task: release.Task) -> release.Done | str:
+    def as_spark_would(task: Task) -> Done | str:
         try:
             return release.attempt(task)
         except RuntimeError as error:
@@ -99,7 +101,7 @@ def test_67_a_driver_that_was_superseded_can_write_nothing(shard: OneShard) -> N
     for owners in (held, {}):  # the process that held the id, and a fresh one
         release._owners.clear()
         release._owners.update(owners)
-        with pytest.raises(release.Superseded):
+        with pytest.raises(Superseded):
             shard.commit(old, late)
     assert shard.bodies() == Counter([b"before"])
     another_process()
@@ -194,13 +196,13 @@ def test_many_refusals_for_one_reason_cost_few_transactions(shard: OneShard, mon
     late = shard.halves(*[b"late"] * 20, escrow_born_time=f"{NOW_MS}000")
     keyless = shard.halves(*[b"keyless"] * 20, topic=compacted)
     fine = shard.halves(*(b"%d" % number for number in range(20)))
-    fence, fences = release._fence, itertools.count()
+    fence, fences = ownership.fence, itertools.count()
 
-    def counted(task: release.Task, **more: bool) -> Any:
+    def counted(task: Task, **more: bool) -> Any:
         next(fences)
         return fence(task, **more)
 
-    monkeypatch.setattr(release, "_fence", counted)
+    monkeypatch.setattr(ownership, "fence", counted)
     shard.commit(driver, [place for three in zip(late, keyless, fine, strict=True) for place in three])
     assert set(driver.store.undeliverable) == {*late, *keyless}
     assert shard.bodies() == Counter(b"%d" % number for number in range(20))
@@ -222,22 +224,23 @@ def test_bodies_of_earlier_batches_are_found_wherever_they_lie(shard: OneShard) 
 
 def test_no_client_reads_ahead_for_nobody(shard: OneShard, kafka: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle shard, or one whose tasks another process runs now, must not ask its broker again and again."""
-    monkeypatch.setattr(release, "AHEAD_MIN", 2)
+    monkeypatch.setattr(bodies, "AHEAD_MIN", 2)
     driver = shard.driver()
     places = shard.halves(*(b"%d" % number for number in range(6)))
     shard.commit(driver, places[:2])
     (owner,) = release._owners.values()
-    assert owner.consumer is not None
-    assert owner.consumer.assignment(), "the next batch is there to be read"
+    reader = owner.bodies.consumer
+    assert reader is not None
+    assert reader.assignment(), "the next batch is there to be read"
     other = OneShard(kafka, tmp_path / "other")
     try:
         owner.used_s -= 2 * release.REST_AFTER_S
         other.commit(other.driver(), other.halves(b"x"))
     finally:
         other.close()
-    assert [held.consumer.assignment() for held in release._owners.values() if held.consumer] == [[], []]
+    assert [held.bodies.consumer.assignment() for held in release._owners.values() if held.bodies.consumer] == [[], []]
     shard.commit(driver, places[2:5])
-    assert owner.consumer.assignment() == [], "what is left is not worth it"
+    assert reader.assignment() == [], "what is left is not worth it"
     shard.roll_back(driver, places[5:])
     assert owner in release._owners.values(), "a batch without bodies needs no client of bodies"
     shard.commit(driver, shard.halves(b"6"))
@@ -247,10 +250,10 @@ def test_no_client_reads_ahead_for_nobody(shard: OneShard, kafka: Cluster, tmp_p
 def test_a_client_that_cannot_be_told_to_rest_is_thrown_away_and_the_batch_is_written(
     shard: OneShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_owner: release._Owner) -> None:
+    def refuse(_bodies: bodies.Bodies) -> None:
         raise KafkaException(KafkaError(KafkaError._STATE))
 
-    monkeypatch.setattr(release._Owner, "rest", refuse)
+    monkeypatch.setattr(bodies.Bodies, "rest", refuse)
     driver = shard.driver()
     shard.commit(driver, shard.halves(b"0"))
     assert (driver.traffic.messages, release._owners) == (1, {})

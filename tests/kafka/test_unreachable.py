@@ -14,6 +14,8 @@ import pytest
 from confluent_kafka.admin import NewTopic
 
 from sinks.kafka import release
+from sinks.kafka.task import Superseded
+from sinks.kafka.transaction import Attempt
 from tests.support.kafka import Cluster, kafka_cluster
 from tests.support.one_shard import NOW_MS, OneShard
 
@@ -56,7 +58,7 @@ def test_a_topic_on_a_dead_broker_holds_its_own_messages_only(
     # The broker dies when messages of the transaction are with it, so Kafka cannot end the transaction there.
     first = shard.halves(b"s0", b"s1", topic=sick, key=b"a")
     fine = shard.halves(b"f0", b"f1", topic=real, key=b"a")
-    produce, killed = release._Attempt._release, threading.Event()
+    produce, killed = Attempt._release, threading.Event()
 
     def die_within(attempt: Any, half_offsets: list[int], halves: Any) -> None:
         if not killed.is_set():
@@ -68,7 +70,7 @@ def test_a_topic_on_a_dead_broker_holds_its_own_messages_only(
         else:
             produce(attempt, half_offsets, halves)
 
-    monkeypatch.setattr(release._Attempt, "_release", die_within)
+    monkeypatch.setattr(Attempt, "_release", die_within)
     shard.commit(driver, [*first, *fine])
     assert shard.bodies(real) == Counter([b"warm", b"f0", b"f1"])
     assert list(driver.store.undeliverable) == first
@@ -89,7 +91,7 @@ def test_a_topic_on_a_dead_broker_holds_its_own_messages_only(
     release._owners.clear()
     other = shard.driver("other")
     assert (other.target.generation, list(other.store.undeliverable)) == (1, [*first, *later])
-    with pytest.raises(release.Superseded):
+    with pytest.raises(Superseded):
         shard.commit(driver, shard.halves(b"late", topic=real))
 
     three.brokers[SICK_BROKER - 1].start()

@@ -10,9 +10,10 @@ from collections import Counter
 import numpy as np
 
 from checker.decisions import Decision, Decisions, Tick, check_words, decide
-from checker.matcher import Effect, Matched, match, mentioned_halves
+from checker.matcher import Matched, match, mentioned_halves
 from checker.policy import Policy
 from store.records import OP, ROW, OpKind, State, Via, check_count_of, pack_word, state_of
+from store.transitions import Effect
 
 T0_S = 1_800_000_000
 

@@ -15,6 +15,7 @@ from confluent_kafka import Producer, TopicPartition
 from checker.policy import Policy
 from sinks.kafka import clients, contract, release
 from sinks.kafka.stuck import is_stuck
+from sinks.kafka.task import SUPERSEDED, Done, Superseded, Target, Task
 from store.job.shard import ShardStore
 from store.records import HALF, OP, OpKind
 from streaming.kafka.requests import Requests
@@ -45,7 +46,7 @@ class OneShard:
 
     def driver(self, name: str = "a", rows_per_file: int = 1000, requests: Requests | None = None) -> Shard:
         options = self.connection.librdkafka()
-        target = release.Target(self.topics, 0, f"{self.name}-0", options, 60_000)
+        target = Target(self.topics, 0, f"{self.name}-0", options, 60_000)
         store, stuck = ShardStore(self.root / name, rows_per_file), partial(is_stuck, self.connection)
         own = [self.topics.half, self.topics.op, self.topics.redo]
         ids = clients.topic_ids(self.connection.admin(), own)
@@ -60,10 +61,10 @@ class OneShard:
         return shard
 
     @staticmethod
-    def _run(task: release.Task) -> release.Done | str:
+    def _run(task: Task) -> Done | str:
         done = release.attempt(task)
-        if isinstance(done, str) and done.startswith(release.SUPERSEDED):
-            raise release.Superseded(done)
+        if isinstance(done, str) and done.startswith(SUPERSEDED):
+            raise Superseded(done)
         return done
 
     def halves(

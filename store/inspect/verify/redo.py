@@ -26,13 +26,6 @@ RISING: Final = (
     "discard_end",
     "quarantine_end",
 )
-QUEUE_OF_KIND: Final = {
-    RedoKind.CHECK: "check",
-    RedoKind.PROPOSE: "proposal",
-    RedoKind.DISCARD: "discard",
-    RedoKind.QUARANTINE: "quarantine",
-    RedoKind.QUARANTINE_OP: "quarantine",
-}
 _ROW_KINDS: Final = np.zeros(256, bool)
 _ROW_KINDS[[1, 2, 4, 5, 6, 7, 8, 9]] = True
 _STATE_OF_KIND: Final = {

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from checker import decisions, matcher
 from checker.decisions import Decision, Tick, check_words, count_outstanding, decide, decide_every
-from checker.matcher import Effect, match, mentioned_halves
+from checker.matcher import match, mentioned_halves
 from checker.policy import Policy, effective_immunity_s
 from checker.reference import HalfRow, Op, PendingRow, decide_rows, match_ops
 from store.records import IMMUNITY_MAX_S, OP, ROW, OpKind, State, pack_word, state_of
+from store.transitions import Effect
 
 SEED = int(os.environ.get("ESCROW_TEST_SEED", "0")) or int(np.random.SeedSequence().generate_state(1)[0])
 T0_S = 1_800_000_000

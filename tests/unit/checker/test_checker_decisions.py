@@ -7,9 +7,9 @@ import pytest
 
 from checker import decisions
 from checker.decisions import Decision, Tick, check_words, count_outstanding, decide, decide_every
-from checker.matcher import Effect
 from checker.policy import Policy
 from store.records import ROW, OpKind, State, ask_round_of, outstanding_of, pack_word
+from store.transitions import Effect
 from tests.support.checker_world import T0_S, World, decide_age, op, prepared, row_array, tick_at
 
 WAIT, HOLD, CHECK = Decision.WAIT, Decision.HOLD, Decision.CHECK

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from checker import matcher
-from checker.matcher import Effect, match, mentioned_halves
+from checker.matcher import match, mentioned_halves
 from store.records import OP, OpKind, State, Via, immunity_of, pack_word
+from store.transitions import Effect
 from tests.support.checker_world import World, match_one, op, op_array, prepared
 
 ENDS = {

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from store.directory import FORMAT_VERSION, Geometry, Lock, StoreDirectory, free_bytes
+from store.directory import FORMAT_VERSION, Geometry, Lock, StoreDirectory
 from store.edge.store import EdgeStore
-from store.errors import Corrupt, FormatTooNew, GeometryMismatch, NotAStore, StoreError, StoreLocked, StoreUnusable
+from store.errors import Corrupt, FormatTooNew, GeometryMismatch, NotAStore, StoreError, StoreLocked
 from store.job.store import JobStore
 from tests.support.service import SMALLEST, segment_files
 
@@ -162,9 +162,3 @@ def test_files_without_permission_are_explained(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "store")], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("StoreUnusable"), done
     assert "permission denied" in done.stdout.lower()
-
-
-def test_free_space(tmp_path):
-    assert free_bytes(tmp_path) > 0
-    with pytest.raises(StoreUnusable):
-        free_bytes(tmp_path / "nowhere")

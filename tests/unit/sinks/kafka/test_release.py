@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from sinks.kafka import contract, redo, refusals, release
+from sinks.kafka import contract, ownership, redo, refusals, release, sender
+from sinks.kafka.ownership import Owner
+from sinks.kafka.task import Target, Task
+from sinks.kafka.transaction import Attempt
 from store.job.undeliverable import Refusal
 from store.records import OpKind, State
 from store.tables.consume_queue import REASON_SHIFT
@@ -19,7 +22,7 @@ from store.tables.redo_log import Marker, RedoKind, make_entries
 
 NOW_MS = 1_900_000_000_000
 TOPICS = contract.Topics("half", "op", "redo", "check", "discard", "lease", "ends")
-TARGET = release.Target(TOPICS, 3, "escrow-half-3", {}, 60_000)
+TARGET = Target(TOPICS, 3, "escrow-half-3", {}, 60_000)
 
 
 class Written:
@@ -32,11 +35,11 @@ class Written:
         self.records.append((topic, value, headers))
 
 
-def attempt(refused: dict[int, str] | None = None) -> tuple[Any, Written]:
-    producer = Written()
-    owner: Any = release._Owner(producer, None, 0)  # type: ignore[arg-type]
-    task = release.Task(TARGET, 1, Marker(sequence=1), b"", [])
-    return release._Attempt(owner, task, refused or {}, set(), refusals.Known(NOW_MS)), producer
+def attempt(refused: dict[int, str] | None = None, producer: Any = None) -> tuple[Any, Any]:
+    producer = Written() if producer is None else producer
+    owner = Owner(producer, None, 0)  # type: ignore[arg-type]
+    task = Task(TARGET, 1, Marker(sequence=1), b"", [])
+    return Attempt(owner, task, refused or {}, set(), refusals.Known(NOW_MS)), producer
 
 
 def test_very_many_checks_are_counted_by_several_ops_that_fit() -> None:
@@ -144,8 +147,8 @@ def released(
     """Bodies that came out, and what was refused why. `more` of the task."""
     entries = make_entries(RedoKind.RELEASE, list(halves), 0, -1)
     marker = Marker(sequence=1, now_ms=NOW_MS)
-    monkeypatch.setattr(release, "_fence", lambda _task, **_: (kafka, 0))
-    monkeypatch.setattr(release._Attempt, "_halves", lambda _self, wanted: {at: halves[at] for at in wanted.tolist()})
+    monkeypatch.setattr(ownership, "fence", lambda _task, **_: (kafka, 0))
+    monkeypatch.setattr(Attempt, "_halves", lambda _self, wanted: {at: halves[at] for at in wanted.tolist()})
     kept: list[dict[int, Refusal]] = []
     batch_records = redo.batch_records
 
@@ -154,8 +157,8 @@ def released(
         return batch_records(entries, marker, term, groups, refused, **more)
 
     monkeypatch.setattr(redo, "batch_records", noted)
-    owner: Any = release._Owner(kafka, None, 0)  # type: ignore[arg-type]
-    release._write(owner, release.Task(TARGET, 1, marker, redo.pack_entries(entries), [], **more))
+    owner: Any = Owner(kafka, None, 0)  # type: ignore[arg-type]
+    release._write(owner, Task(TARGET, 1, marker, redo.pack_entries(entries), [], **more))
     return [body for topic, body in kafka.committed if topic != TOPICS.redo], kept[-1]
 
 
@@ -210,7 +213,7 @@ def test_a_topic_that_is_not_there_is_asked_for_once_a_batch(monkeypatch: pytest
 # --- what is set aside, and what stays behind it ------------------------------------------------------------------------------
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(release, "STALL_S", 0.0)
+    monkeypatch.setattr(sender, "STALL_S", 0.0)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -227,14 +230,13 @@ def test_a_topic_that_does_not_answer_is_set_aside_and_the_rest_goes_out(monkeyp
 @pytest.mark.usefixtures("impatient")
 def test_where_escrows_own_topics_do_not_answer_nothing_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     discarded = make_entries(RedoKind.DISCARD, [1], 0, int(State.DISCARDED_MAX) << REASON_SHIFT)
-    trying, _ = attempt()
-    trying.owner.producer = kafka = Kafka(lambda _: None, silent=("discard", "real"))
+    trying, kafka = attempt(producer=Kafka(lambda _: None, silent=("discard", "real")))
     halves = {0: half(b"0"), 1: half(b"1")}
-    monkeypatch.setattr(release._Attempt, "_halves", lambda _self, _wanted: halves)
+    monkeypatch.setattr(Attempt, "_halves", lambda _self, _wanted: halves)
     kafka.begin_transaction()
     trying.effects(np.concatenate([make_entries(RedoKind.RELEASE, [0], 0, -1), discarded]))
     with pytest.raises(KafkaException, match="does not take"):
-        trying.flush()
+        trying.sender.flush()
     assert trying.refused == {}
 
 
@@ -258,7 +260,7 @@ def test_who_comes_behind_a_refused_message_of_its_key_is_set_aside_with_it(monk
     assert sorted(bodies) == [b"0", b"2", b"4", b"5"]
     assert list(refused) == [1, 3]
     assert refused[1].lane == refused[3].lane != 0
-    assert refused[3].reason == release.BEHIND
+    assert refused[3].reason == refusals.BEHIND
 
 
 def test_nobody_overtakes_what_was_set_aside_by_an_earlier_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,9 +279,9 @@ def test_a_topic_that_the_driver_knows_to_be_out_of_reach_is_not_asked_for(monke
 def test_a_message_whose_body_is_gone_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = make_entries(RedoKind.RELEASE, [0, 1], 0, -1)
     trying, producer = attempt()
-    monkeypatch.setattr(release._Attempt, "_halves", lambda _self, _wanted: {1: half(b"1")})
-    monkeypatch.setattr(release._Attempt, "_topic", lambda *_: "real")
-    producer.poll = lambda _: None  # type: ignore[attr-defined]
+    monkeypatch.setattr(Attempt, "_halves", lambda _self, _wanted: {1: half(b"1")})
+    monkeypatch.setattr(Attempt, "_topic", lambda *_: "real")
+    producer.poll = lambda _: None
     trying.effects(entries)
     assert [value for _, value, _ in producer.records] == [b"1"]
     assert list(trying.refused) == [0]

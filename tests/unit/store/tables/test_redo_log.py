@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from store.errors import Corrupt, FlushFailed
+from store.errors import FlushFailed
 from store.io import disk
 from store.records import ROW, State, pack_word
 from store.tables import redo_log
@@ -150,16 +150,6 @@ def test_cut_takes_the_torn_rest_and_the_next_batch_takes_its_place(log):
     assert log.end == end
     fill(log, 2, first=2)
     assert [len(batch) for batch in read(log)] == [5, 2]
-
-
-def test_require_batches_raises_where_it_must_be_whole(log):
-    fill(log, 5, 60, 3)
-    end = log.end
-    assert len(list(redo_log.require_batches(log, 0, end, 0))) == 3
-    log.file.write(13 * 20 + 3, b"!")
-    with pytest.raises(Corrupt) as raised:
-        list(redo_log.require_batches(log, 0, end, 0))
-    assert raised.value.offset == 13 * 20
 
 
 @pytest.mark.parametrize("sizes", [(5, 5, 5, 5, 5, 5), (50, 50, 50), (100, 3, 3), (300, 300), (56, 56, 56)], ids=str)

@@ -10,7 +10,7 @@ import pytest
 from store.directory import Geometry
 from store.io import disk
 from store.records import ROW, State, pack_word
-from store.tables.state_table import StateTable, count_states
+from store.tables.state_table import StateTable
 
 
 def rows(count):
@@ -111,9 +111,3 @@ def test_a_reader_sees_rows_as_they_change(table):
     before = reader.rows_of(0)
     table.set_words(np.array([3]), np.array([pack_word(State.COMMITTED)], np.uint32))
     assert before[3]["word"] == pack_word(State.COMMITTED)
-
-
-def test_states_are_counted_by_name(table):
-    table.set_words(np.arange(3), np.full(3, pack_word(State.DISCARDED_MAX), np.uint32))
-    counts = count_states(table)
-    assert (counts["PREPARED"], counts["DISCARDED_MAX"], counts["NONE"], counts["COMMITTED"]) == (197, 3, 56, 0)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from sinks.kafka import clients, contract
+from sinks.kafka import contract
 from store.job.shard import ShardStore
 from store.records import HALF, OP, OpKind
 from store.tables.redo_log import Marker
+from streaming.kafka.feeds import Feeds
 from streaming.kafka.records import Piece
-from streaming.kafka.service import KafkaJobService
 
 TOPICS = contract.Topics("half", "op", "redo", "check", "discard", "lease", "ends")
 
@@ -26,13 +26,17 @@ def shard(tmp_path):
 
 
 @pytest.fixture
-def service(monkeypatch):
-    """A job whose half partition has ten records."""
-    monkeypatch.setattr(clients, "bounds_of", lambda *_: (0, 10))
-    made: Any = KafkaJobService.__new__(KafkaJobService)
-    made.topics, made._half_watcher = TOPICS, None
-    made.settings, made.parts = SimpleNamespace(max_records_per_batch=1_000, kafka_undeliverable_max=1_000), {0: None}
-    return made
+def feeds():
+    """Of a half partition that has ten records."""
+    return Feeds(
+        TOPICS,
+        half_end=lambda _: 10,
+        read_ops=lambda *_: [],
+        shard_count=lambda: 1,
+        batch_records_max=1_000,
+        undeliverable_max=1_000,
+        stopping=threading.Event(),
+    )
 
 
 def halves(group: str, *offsets: int) -> Piece:
@@ -48,23 +52,23 @@ def commits(group: str, *pairs: tuple[int, int]) -> Piece:
     return Piece([group], records)
 
 
-def test_an_op_before_the_first_half_of_its_group_is_of_that_group_later(service, shard):
-    first = service._feed(shard, [], [commits("new", (0, 3), (1, 4))], {"half": {0: 3}, "op": {0: 2}})
+def test_an_op_before_the_first_half_of_its_group_is_of_that_group_later(feeds, shard):
+    first = feeds.feed(shard, [], [commits("new", (0, 3), (1, 4))], {"half": {0: 3}, "op": {0: 2}})
     assert (len(first.ops), first.op_stop) == (0, 0)
     shard.marker.half_cursor = 3
-    then = service._feed(shard, [halves("new", 3, 4)], [], {"half": {0: 5}, "op": {0: 2}})
+    then = feeds.feed(shard, [halves("new", 3, 4)], [], {"half": {0: 5}, "op": {0: 2}})
     assert then.op_stop == 2
     assert then.ops["half_offset"].tolist() == [3, 4]
     assert set(then.ops["group_no"].tolist()) == set(then.halves["group_no"].tolist())
     assert shard.deferred == []
 
 
-def test_an_op_about_an_offset_that_kafka_does_not_have_holds_nobody_up(service, shard):
-    feed = service._feed(shard, [], [commits("new", (0, 10))], {"half": {0: 3}, "op": {0: 1}})
+def test_an_op_about_an_offset_that_kafka_does_not_have_holds_nobody_up(feeds, shard):
+    feed = feeds.feed(shard, [], [commits("new", (0, 10))], {"half": {0: 3}, "op": {0: 1}})
     assert (feed.op_stop, len(feed.ops)) == (1, 1)
 
 
-def test_what_waits_keeps_its_order_with_what_comes(service, shard):
-    service._feed(shard, [], [commits("a", (0, 5), (1, 2))], {"half": {0: 3}, "op": {0: 2}})
-    feed = service._feed(shard, [halves("a", 3, 4, 5)], [commits("a", (2, 4))], {"half": {0: 6}, "op": {0: 3}})
+def test_what_waits_keeps_its_order_with_what_comes(feeds, shard):
+    feeds.feed(shard, [], [commits("a", (0, 5), (1, 2))], {"half": {0: 3}, "op": {0: 2}})
+    feed = feeds.feed(shard, [halves("a", 3, 4, 5)], [commits("a", (2, 4))], {"half": {0: 6}, "op": {0: 3}})
     assert feed.ops["op_offset"].tolist() == [0, 1, 2]

@@ -16,8 +16,8 @@ from ingest.kafka.places import HALF_OFFSET_MAX
 from sinks.kafka import contract
 from store.records import HALF, OP, OpKind, Via
 from store.tables.state_table import StateTable
+from streaming.kafka.feeds import RELEASE_BYTES_MAX, pieces_of
 from streaming.kafka.records import Kind, Piece, _unpacked, joined, pack
-from streaming.kafka.service import RELEASE_BYTES_MAX, pieces_of
 from streaming.settlement.settle import Feed
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
+from runtime.metrics import JobMetrics
 from sinks.kafka import clients, contract
 from store.job.undeliverable import Refusal, Undeliverables
 from store.records import OP, ROW, OpKind
@@ -19,7 +21,12 @@ from store.tables.redo_log import Marker
 from streaming.errors import JobError
 from streaming.kafka import aside as kafka_aside
 from streaming.kafka import service
+from streaming.kafka.feeds import DEFERRED_BATCHES, Feeds
+from streaming.kafka.part import Part
 from streaming.kafka.records import Piece
+from streaming.kafka.settling import Settling
+from streaming.kafka.upkeep import FIRST_MARKER_MS, Upkeep
+from streaming.lifecycle import Lifecycle
 
 
 # --- undeliverable messages ---------------------------------------------------------------------------------------------
@@ -93,29 +100,29 @@ def test_everything_that_was_set_aside_is_due_after_a_restart_or_when_the_clock_
 
 # --- shards do not wait for each other ----------------------------------------------------------------------------------
 def test_a_shard_that_waits_makes_no_other_wait_and_keeps_its_order():
-    made: Any = service.KafkaJobService.__new__(service.KafkaJobService)
-    made.settings, made._stopping = SimpleNamespace(max_records_per_batch=100), threading.Event()
+    metrics = JobMetrics(CollectorRegistry())
+    made: Any = Settling(cast("Any", None), metrics, cast("Any", None), Lifecycle(metrics, lambda: None), 100)
     gate, settled = threading.Event(), list[tuple[int, int]]()
 
     def settle(part: Any, halves: Any, _ops: Any, _ends: Any) -> None:
         assert part.shard.partition or gate.wait(60)
         settled.append((part.shard.partition, len(halves[0].records)))
 
-    made._settle_shard, made.parts = settle, {}
+    made.settle_shard, parts = settle, dict[int, Any]()
     for partition in (0, 1):
-        part: Any = service._Part.__new__(service._Part)
+        part: Any = Part.__new__(Part)
         part.shard, part.at_work = SimpleNamespace(partition=partition, lock=threading.Lock()), []
-        made.parts[partition] = part
+        parts[partition] = part
     with ThreadPoolExecutor(max_workers=8) as pool:
         made._pool = pool
         for count in (1, 2, 3):
-            made._wait_for_room()
-            for part in made.parts.values():
-                made._hand_over(part, [Piece([], np.zeros(count, OP))], [], {})
-        wait([done for done, _ in made.parts[1].at_work])
+            made.wait_for_room(parts.values())
+            for part in parts.values():
+                made.hand_over(part, [Piece([], np.zeros(count, OP))], [], {})
+        wait([done for done, _ in parts[1].at_work])
         assert settled == [(1, 1), (1, 2), (1, 3)]
-        made._hand_over(made.parts[0], [Piece([], np.zeros(400, OP))], [], {})
-        room = pool.submit(made._wait_for_room)
+        made.hand_over(parts[0], [Piece([], np.zeros(400, OP))], [], {})
+        room = pool.submit(made.wait_for_room, parts.values())
         assert not wait([room], 0.2).done, "too much waits in memory"
         gate.set()
         room.result(60)
@@ -131,12 +138,15 @@ class Waiting:
 
     def __init__(self, of: list[int]) -> None:
         self.of, self.op_end, self.settled = of, 0, list[int]()
-        self.service = cast("Any", service.KafkaJobService.__new__(service.KafkaJobService))
-        self.service.topics = contract.Topics("half", "op", "redo", "check", "discard", "lease", "ends")
-        self.service._half_watcher = None
-        self.service.settings = SimpleNamespace(max_records_per_batch=KEPT // service.DEFERRED_BATCHES, kafka_undeliverable_max=3)
-        self.service.parts, self.service._stopping = {0: None}, threading.Event()
-        self.service._read_range = self.ops
+        self.feeds = Feeds(
+            contract.Topics("half", "op", "redo", "check", "discard", "lease", "ends"),
+            half_end=lambda _: 31,
+            read_ops=self.ops,
+            shard_count=lambda: 1,
+            batch_records_max=KEPT // DEFERRED_BATCHES,
+            undeliverable_max=3,
+            stopping=threading.Event(),
+        )
         self.aside = Undeliverables()
         store = SimpleNamespace(group_no=lambda _: 0, known_group=lambda _: 0, undeliverable=self.aside)
         self.shard: Any = SimpleNamespace(marker=Marker(), partition=0, store=store, deferred=[], unkept=None, waits=False)
@@ -150,7 +160,7 @@ class Waiting:
     def batch(self, half_stop: int, op_stop: int) -> None:
         """Halves may be read up to here; ops come up to there."""
         new, self.op_end = self.ops(0, self.op_end, op_stop), op_stop
-        for piece in self.service._pieces(self.shard, [], new, {"half": {0: half_stop}, "op": {0: op_stop}}):
+        for piece in self.feeds.pieces(self.shard, [], new, {"half": {0: half_stop}, "op": {0: op_stop}}):
             assert (piece.ops["half_offset"] < half_stop).all(), "no op overtakes its half"
             self.settled += piece.ops["op_offset"].tolist()
             self.shard.marker = Marker(half_cursor=piece.half_stop, op_cursor=piece.op_stop)
@@ -161,18 +171,15 @@ class Waiting:
 @example([20] + 40 * [1], [(5, 41), (21, 41)])
 def test_ops_that_wait_are_kept_up_to_a_bound_and_settled_once_and_in_order(of: list[int], steps: list[tuple[int, int]]) -> None:
     waiting, half_stop, op_stop = Waiting(of), 0, 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clients, "bounds_of", lambda *_: (0, 31))
-        for half, op in [*steps, (31, len(of))]:
-            half_stop, op_stop = max(half_stop, half), max(op_stop, min(op, len(of)))
-            waiting.batch(half_stop, op_stop)
-            assert waiting.settled == list(range(len(waiting.settled)))
+    for half, op in [*steps, (31, len(of))]:
+        half_stop, op_stop = max(half_stop, half), max(op_stop, min(op, len(of)))
+        waiting.batch(half_stop, op_stop)
+        assert waiting.settled == list(range(len(waiting.settled)))
     assert waiting.settled == list(range(len(of)))
     assert (waiting.shard.unkept, waiting.shard.marker.op_cursor) == (None, len(of))
 
 
-def test_a_shard_that_has_set_aside_as_much_as_it_may_settles_no_op_until_some_went_out(monkeypatch):
-    monkeypatch.setattr(clients, "bounds_of", lambda *_: (0, 31))
+def test_a_shard_that_has_set_aside_as_much_as_it_may_settles_no_op_until_some_went_out():
     waiting = Waiting(list(range(20)))
     waiting.batch(10, 10)
     waiting.aside.note((), {at: Refusal("no leader") for at in range(3)}, 0)
@@ -230,13 +237,16 @@ def test_a_driver_stands_by_as_soon_as_kafka_says_that_another_has_the_lease_and
 
 
 # --- ticks --------------------------------------------------------------------------------------------------------------
+def upkeep(clock: Any) -> Upkeep:
+    """Of a job that keeps its records for a second."""
+    unused: Any = None
+    return Upkeep(clock, unused, unused, unused, retention_ms=1000, stopping=threading.Event())
+
+
 @pytest.mark.parametrize("sequence", [0, 41], ids=["new", "claimed again"])
 def test_an_idle_shard_writes_a_marker_soon_and_again_before_it_could_age_out(sequence):
-    made: Any = service.KafkaJobService.__new__(service.KafkaJobService)
     now_ms, written = 1_900_000_000_000, list[int]()
-    made.clock = SimpleNamespace(now_ms=lambda: now_ms, deletes_allowed=lambda: True, leapt_ms=lambda _: 0)
-    made._stopping = threading.Event()
-    made.settings = SimpleNamespace(retention_ms=1000)
+    made = upkeep(SimpleNamespace(now_ms=lambda: now_ms, deletes_allowed=lambda: True, leapt_ms=lambda _: 0))
     store = SimpleNamespace(undeliverable=Undeliverables(), retain=lambda *_: 0)
     shard = SimpleNamespace(lock=threading.Lock(), store=store, marker=Marker(), retries=kafka_aside.Retries(1), held_back=False)
     shard.marker.sequence, shard.marker.now_ms = sequence, now_ms
@@ -251,23 +261,22 @@ def test_an_idle_shard_writes_a_marker_soon_and_again_before_it_could_age_out(se
     shard.names_told, shard.store.pending_since_before = False, lambda _: iter(())
     rounds = SimpleNamespace(wanted=lambda _: False)
     part: Any = SimpleNamespace(shard=shard, rounds=rounds, claimed_ms=now_ms, tell_again_ms=0, retained_ms=0)
-    start_ms = now_ms + service.FIRST_MARKER_MS
+    start_ms = now_ms + FIRST_MARKER_MS
     while now_ms < start_ms + 1000:
-        made._tick(part)
+        made.work(part)
         now_ms += 50
     assert [at - start_ms for at in written] == [50, 350, 650, 950]
     assert (shard.marker.half_cursor, shard.marker.op_cursor) == (0, 0)
 
 
 def test_state_files_of_a_shard_that_is_never_idle_are_looked_through_too():
-    made: Any = service.KafkaJobService.__new__(service.KafkaJobService)
-    made.settings, retained = SimpleNamespace(retention_ms=1000), list[int]()
-    made.clock = SimpleNamespace(deletes_allowed=lambda: True, leapt_ms=lambda _: 0)
+    clock, retained = SimpleNamespace(deletes_allowed=lambda: True, leapt_ms=lambda _: 0), list[int]()
+    made = upkeep(clock)
     store = SimpleNamespace(retain=lambda now_ms, *_: retained.append(now_ms))
     part: Any = SimpleNamespace(shard=SimpleNamespace(store=store), retained_ms=0)
     for now_ms in range(10_000, 11_000, 50):
-        made._retain(part, now_ms)
+        made.retain(part, now_ms)
     assert retained == [10_000, 10_250, 10_500, 10_750]
-    made.clock.deletes_allowed = lambda: False
-    made._retain(part, 20_000)
+    clock.deletes_allowed = lambda: False
+    made.retain(part, 20_000)
     assert len(retained) == 4, "not while the clock is in doubt"

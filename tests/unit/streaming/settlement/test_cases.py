@@ -12,7 +12,6 @@ import pytest
 
 import streaming.settlement.settle
 from checker.decisions import Decision
-from checker.matcher import Effect
 from checker.policy import Policy
 from store.directory import Geometry
 from store.edge.store import End
@@ -22,6 +21,7 @@ from store.records import OpKind, State, Via, state_of
 from store.tables import frames
 from store.tables.ends import Verdict
 from store.tables.frames import FrameKind, Message
+from store.transitions import Effect
 from tests.support.service import T0_MS, Service, contents, place, verdicts
 
 
