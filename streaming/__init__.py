@@ -1,1 +1,1 @@
-"""The streaming room. Here today: `settle`, the body that the Spark job will run for each micro-batch."""
+"""The Spark job: source, the body of a micro-batch, check rounds, Kafka mode. From outside: `job`."""

@@ -1,3 +1,3 @@
-"""What the embedded edge does, whatever the transport: halves, ends, ids, quotas. From outside:
+"""What the embedded edge does, whatever the transport: halves, ends, names, quotas. From outside:
 `embedded`.
 """
