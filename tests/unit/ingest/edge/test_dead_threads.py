@@ -97,10 +97,10 @@ def test_an_error_in_the_loop_is_told_to_all_who_wait(tmp_path, monkeypatch, par
 def test_what_waits_behind_a_lost_cycle_is_refused(tmp_path, monkeypatch):
     async def story(w):
         await w.half()
-        store, waiting = w.edge.store, []
+        store, waiting, loop = w.edge.store, [], asyncio.get_running_loop()
 
         def fail():
-            w.edge._loop.call_soon_threadsafe(lambda: waiting.append(asyncio.ensure_future(w.half())))
+            loop.call_soon_threadsafe(lambda: waiting.append(asyncio.ensure_future(w.half())))
             raise MemoryError("no memory")
 
         monkeypatch.setattr(store._commit, "_flush", fail)
