@@ -48,7 +48,7 @@ STALE := stale
 endif
 
 .PHONY: help run test lint format pages screenshots bench $(BENCHES) bench-rocketmq bench-outbox parity-rocketmq tools \
-        crash chaos chaos-ingest chaos-kafka soak fuzz tenants lock clean venv stale
+        crash chaos chaos-ingest chaos-kafka soak fuzz fuzz-store tenants lock clean venv stale
 
 help: ## list the tasks (this)
 	@echo "Escrow. Two commands matter: make run, make test. All of them:"

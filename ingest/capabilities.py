@@ -1,11 +1,8 @@
 """What a door (HTTP, gRPC) and a courier may ask of an edge, as narrow protocols, and the set of them that one edge has.
 
-Two implementations, `ingest.edge.embedded` (embedded) and `ingest.kafka.edge`; neither knows the other. Wrappers take a
-capability and
-give
-one (`ingest.traced`, `ingest.plugged`, `ingest.edge.quotas.Limited`); `ingest.assembly` puts all together. A capability that a
-mode does
-not have is None here, and its routes and methods are not mounted.
+Two implementations, `ingest.edge.embedded` and `ingest.kafka.edge`; neither knows the other. Wrappers take a capability and
+give one (`ingest.traced`, `ingest.plugged`, `ingest.edge.quotas.Limited`); `ingest.assembly` puts all together. A capability
+that a mode does not have is None here, and its routes and methods are not mounted.
 """
 
 from __future__ import annotations

@@ -121,10 +121,10 @@ class Shares:
             self.end(name, size_bytes)
 
     # --- held bytes -----------------------------------------------------------------------------------------------------------
-    def hold(self, name: str, size_bytes: int, *, is_end: bool = False) -> None:
-        """So many bytes more; `let_go` follows unless this raises Overloaded."""
+    def hold(self, name: str, size_bytes: int, *, is_end: bool = False, must: bool = False) -> None:
+        """So many bytes more; `let_go` follows unless this raises Overloaded. `must`: it is too late to refuse."""
         share = self._of(name)
-        if not self._fits(share, size_bytes, is_end=is_end):
+        if not must and not self._fits(share, size_bytes, is_end=is_end):
             self._refuse_to_hold(name, share)
         share.held_bytes += size_bytes
 
@@ -209,13 +209,13 @@ class Shares:
     def _of(self, name: str) -> Share:
         share = self._shares.get(name)
         if share is None:
-            share = self._shares[name] = Share(self._clock_s())
             self._forget()
+            share = self._shares[name] = Share(self._clock_s())
         self._shares.move_to_end(name)
         return share
 
     def _forget(self) -> None:
-        if len(self._shares) > TOKENS_MAX:
+        if len(self._shares) >= TOKENS_MAX:
             idle = next((name for name, share in self._shares.items() if share.is_idle), None)
             if idle is not None:
                 del self._shares[idle]

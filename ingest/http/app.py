@@ -301,11 +301,12 @@ class Exchange:
         if self._held_bytes > self._shared_bytes >= 0:  # it had not told of them
             self.hold(min(size, self._held_bytes - self._shared_bytes))
 
-    def hold(self, size_bytes: int) -> None:
-        """Keep so many bytes for the caller until the answer has been taken; Overloaded where its token has too many already."""
+    def hold(self, size_bytes: int, *, must: bool = False) -> None:
+        """Keep so many bytes for the caller until the answer has been taken; Overloaded where its token has too many already,
+        unless it `must` be."""
         if self._shared_bytes >= 0:
             assert self.route is not None
-            self._app.access.shares.hold(self.principal.name, size_bytes, is_end=self.route.share == "ends")
+            self._app.access.shares.hold(self.principal.name, size_bytes, is_end=self.route.share == "ends", must=must)
             self._token_bytes += size_bytes
 
     def _check_size(self, size: int) -> None:
@@ -341,7 +342,8 @@ class Exchange:
     async def _write(self, status: int, content: bytes, lines: bytes) -> None:
         is_large = len(content) > LARGE_ANSWER_BYTES
         if is_large:
-            self.hold(len(content))
+            # A refusal behind a POST would say that nothing was done.
+            self.hold(len(content), must=self.request.method != "GET")
         self.status = status
         if self.request.must_wait:
             await self.request.drained()

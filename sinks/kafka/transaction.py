@@ -177,8 +177,9 @@ class Attempt:
             (contract.HALF_OFFSET, b"%d" % half_offset),
             (contract.CHECK_COUNT, b"%d" % check_count),
         ]
-        headers += mine
-        self.sender.send(half_offset, self.topics.check, half.value(), key=group, partition=-1, headers=headers)
+        self.sender.send(
+            half_offset, self.topics.check, half.value(), key=group, partition=-1, headers=[*headers, *mine]
+        )  # fmt: skip
 
     def look_where_requests_begin(self, entries: Array) -> None:
         if (kinds_of(entries) == RedoKind.CHECK).any():

@@ -122,6 +122,7 @@ class Dedup:
         #: and is asked each time: a number that is set a moment after the leap would let keys go in between.
         self.leapt_s: Callable[[], int] = lambda: 0
         self._tables: list[_Table] = []
+        self._removed: list[_Table] = []
         if writable:
             disk.make_directory(directory)
             for leftover in directory.glob("*" + disk.TEMPORARY_SUFFIX):
@@ -188,7 +189,7 @@ class Dedup:
             if latest_s + self._window_s >= now_s - self.leapt_s():
                 return
             table = self._tables.pop(0)
-            table.close()
+            self._removed.append(table)  # a flush in another thread may have it in hand: the next one closes it
             disk.remove(table.path, "dedup")
 
     def extents(self) -> list[list[Any]]:
@@ -210,9 +211,14 @@ class Dedup:
         return f"{self._directory}: a table of dedup keys is missing, or is not the one that was here"
 
     def flush(self) -> None:
-        for table in self._tables:
+        """One thread at a time; others may add and remove tables meanwhile."""
+        removed = list(self._removed)
+        for table in list(self._tables):
             table.flush()
+        for table in removed:
+            table.close()
+            self._removed.remove(table)
 
     def close(self) -> None:
-        for table in self._tables:
+        for table in (*self._tables, *self._removed):
             table.close()

@@ -127,5 +127,15 @@ def test_answers_that_nobody_reads_are_held_and_bounded(tmp_path):
         assert {len(evil.consume("t", group)) for group in groups} == {3}, "nothing was handed out before"
 
 
+def test_an_answer_about_what_was_stored_is_not_refused(tmp_path):
+    with Tenants(tmp_path, "tokenHeldBytesMax=640KiB") as tenants:
+        evil, ops = tenants.client(tenants.evil), tenants.client(tenants.ops)
+        polls = 9
+        for number in range(polls):
+            tenants.connect(f"GET /v1/topics/t/messages?group=c{number}&consumer=c&wait_s=30 HTTP/1.1")
+        until(lambda: ops.status()["consumption"]["polls_waiting"] == polls)
+        evil.send([{**message(), "topic": "u"}] * 4096)
+
+
 def until_idle_with(ops, connections):
     until(lambda: figures(ops)["escrow_connections"] == connections and figures(ops)["escrow_requests_running"] == 1)
