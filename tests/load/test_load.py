@@ -206,8 +206,7 @@ def _takes_again(client, *, wait):
 def test_a_crowd_that_only_connects(tmp_path):
     """Beyond maxConnections the connections that say nothing make room for others; then there is room again."""
     allow_files(4096)
-    with running(tmp_path / "data", *GEOMETRY, "maxConnections=100") as endpoint, EdgeClient(endpoint.port) as client:
-        client.status()
+    with running(tmp_path / "data", *GEOMETRY, "maxConnections=100") as endpoint:
 
         async def story():
             async def knock(line):
@@ -223,8 +222,9 @@ def test_a_crowd_that_only_connects(tmp_path):
         counts = asyncio.run(story())
         assert counts[200] >= 99
         assert counts[0] > 0, "some were hung up on"
-        until_idle(client)
-        assert figures(client)["escrow_connections_refused_total"] > 0
+        with EdgeClient(endpoint.port) as client:
+            until_idle(client)
+            assert figures(client)["escrow_connections_refused_total"] > 0
         assert asyncio.run(_one(endpoint.port)) == 200
 
 
