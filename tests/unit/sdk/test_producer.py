@@ -349,7 +349,8 @@ def test_checks_go_on_after_the_server_was_restarted():
     with FakeEscrow() as before:
         producer = Producer(before.url, "orders", on_check=lambda check: Outcome.COMMIT)
         before.until(lambda: before.polling)
-    with producer, FakeEscrow(port=before.port) as after:
+    # The producer is closed first: the answer to its last end may still be on the way.
+    with FakeEscrow(port=before.port) as after, producer:
         id = half_in_doubt(after, producer)
         after.until(lambda: after.halves[id].state == "COMMITTED")
 
