@@ -16,10 +16,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from store.directory import EDGE_CHECKPOINT
 from store.edge import ends_recovery, journal_heads
 from store.edge.files import EdgeFiles, EdgeState
 from store.edge.group_commit import GroupCommit
-from store.edge.journal_heads import CHECKPOINT, CHECKPOINT_KEYS
+from store.edge.journal_heads import CHECKPOINT_KEYS
 from store.edge.unflushed import Unflushed
 from store.errors import Corrupt, FlushFailed, StoreUnusable
 from store.io import disk
@@ -29,7 +30,7 @@ from store.io.pages import EdgeSlot
 def read_checkpoint(root: Path) -> dict[str, Any] | None:
     """The checkpoint; None if there is none, or none that can be read: recovery reports that."""
     try:
-        return disk.read_json(root / CHECKPOINT, CHECKPOINT_KEYS)
+        return disk.read_json(root / EDGE_CHECKPOINT, CHECKPOINT_KEYS)
     except Corrupt:
         return None
 
@@ -86,7 +87,7 @@ class CheckpointWriter:
                 raise
             if clean:
                 content["ends"] = ends_recovery.crc_of(files.ends_table, content["half_end"])
-            disk.write_json(files.directory.root / CHECKPOINT, content, CHECKPOINT)
+            disk.write_json(files.directory.root / EDGE_CHECKPOINT, content, EDGE_CHECKPOINT)
             # The job removes rows behind it: after a power failure this side must not accept ops about them again.
             files.page[EdgeSlot.HALF_BEGIN] = content["half_begin"]
             self.log_end = int(content["log_end"])

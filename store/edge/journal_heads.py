@@ -21,7 +21,6 @@ from store.tables import names as dictionary
 #: Those that nothing can tell again.
 TRUTH: Final = {consumers.NAME: consumers.MARK_SLOT, audit.NAME: audit.MARK_SLOT}
 KEY: Final = "journals"
-CHECKPOINT: Final = EDGE_CHECKPOINT
 #: Every edge.checkpoint has these.
 CHECKPOINT_KEYS: Final = ("log_end", "half_end", "op_end", "positions", "clean")
 
@@ -72,7 +71,7 @@ def check(root: Path, checkpoint: dict[str, Any] | None) -> None:
 def check_one(root: Path, name: str) -> None:
     """Refuse this journal if `problems` finds something, by the checkpoint that lies there; also beside a running edge."""
     try:
-        checkpoint = disk.read_json(root / CHECKPOINT, CHECKPOINT_KEYS)
+        checkpoint = disk.read_json(root / EDGE_CHECKPOINT, CHECKPOINT_KEYS)
     except Corrupt:  # `escrow store verify` is about damage of the checkpoint
         checkpoint = None
     problem = problems(root, checkpoint).get(name)

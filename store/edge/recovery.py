@@ -19,7 +19,7 @@ from zlib import crc32
 
 import numpy as np
 
-from store.directory import StoreDirectory
+from store.directory import EDGE_CHECKPOINT, JOB_CHECKPOINT, StoreDirectory
 from store.edge import ends_recovery, journal_heads, names_recovery
 from store.edge.files import EdgeFiles, EdgeState
 from store.errors import Corrupt, CursorBeyondLog
@@ -34,8 +34,6 @@ from store.tables.ends import byte_after
 from store.tables.frames import FrameKind
 from store.tables.queue_extents import Catalogue
 
-CHECKPOINT = journal_heads.CHECKPOINT
-JOB_CHECKPOINT = "job.checkpoint"
 _DEDUP_KEY = frames.PropertyFinder(frames.DEDUP_KEY)
 _NO_HALF = -1
 
@@ -99,7 +97,7 @@ def _state_of(files: EdgeFiles, checkpoint: dict[str, Any]) -> EdgeState:
 
 def _read_checkpoint(files: EdgeFiles, recovery: EdgeRecovery) -> dict[str, Any]:
     try:
-        state = disk.read_json(files.directory.root / CHECKPOINT, journal_heads.CHECKPOINT_KEYS)
+        state = disk.read_json(files.directory.root / EDGE_CHECKPOINT, journal_heads.CHECKPOINT_KEYS)
     except Corrupt as error:
         recovery.damage.append((0, 0, str(error)))
         state = None
