@@ -29,8 +29,8 @@ from store.edge.store import EdgeStore
 from store.io.descriptors import raise_file_limit
 from store.job.store import JobStore
 from store.records import QUEUE_OFFSET_BITS
-from store.tables.consumers import ConsumerKind, ConsumerRecord, Consumers
 from store.tables.frames import Message
+from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 
 TOPICS, GROUPS, QUEUES = 20_000, 10_000, 2
 RELEASED, BATCH = 100_000, 2_000

@@ -18,7 +18,7 @@ from ingest.consuming.deliveries import Delivery
 from ingest.consuming.start_positions import EARLIEST
 from runtime.settings import Settings
 from runtime.tracing import TRACEPARENT, Tracer
-from store.edge.encode import PROPERTIES_MAX_BYTES
+from store.edge.append.encode import PROPERTIES_MAX_BYTES
 from store.tables.frames import REAL_TOPIC, Message
 
 #: What a message must have left for its trace.

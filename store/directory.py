@@ -3,7 +3,7 @@
     format.json                  format version, store id, geometry, what a reader must know, CRC of these
     edge.lock  job.lock          held (flock) by the writer of each side
     edge.published  job.published  see pages.py
-    edge.checkpoint  job.checkpoint  see edge/recovery.py, job/checkpoint.py
+    edge.checkpoint  job.checkpoint  see edge/checkpoint.py, job/checkpoint.py
     dictionary  consumers  audit journals
     incarnations                 see incarnations.py; only in a restored store
     presence  checks.cursor  dedup/

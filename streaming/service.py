@@ -43,7 +43,7 @@ from store.guarded_clock import GuardedClock
 from store.io.pages import JobSlot
 from store.io.wakeup import JOB_WAKE, Waker
 from store.job.store import JobStore
-from store.tables.names import Dictionary
+from store.tables.journals.names import Dictionary
 from store.tables.presence import Presence
 from streaming.errors import JobStopped
 from streaming.lifecycle import Lifecycle

@@ -43,9 +43,9 @@ from store.errors import StoreError
 from store.guarded_clock import GuardedClock
 from store.read.readers import LogReader
 from store.records import topic_of_key
-from store.tables.consumers import ConsumerKind, ConsumerRecord, Consumers, Progress
 from store.tables.delivery_cursors import Cursors
 from store.tables.frames import RESERVED_TOPICS, check_name
+from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers, Progress
 
 CONSUMER_MAX_CHARACTERS: Final = 128
 #: Groups that wait for topics which do not exist yet, remembered so that they get all of it.

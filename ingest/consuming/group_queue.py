@@ -30,8 +30,8 @@ from enum import IntEnum
 from heapq import heappop, heappush
 from typing import Final, Protocol
 
-from store.tables.consumers import ConsumerKind, ConsumerRecord, Progress
 from store.tables.frames import FOR_GROUP, KEYS, TAGS, Frame
+from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Progress
 
 ATTEMPTS_MAX: Final = 0xFFFF
 #: Entries looked at in one go; a filter that passes over millions must not keep the event loop.

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from ingest.errors import Closing, EdgeFailed
 from ingest.threads import tellable
 from store.errors import FlushFailed, StoreError
-from store.tables.consumers import ConsumerKind, ConsumerRecord, Consumers
+from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 
 
 @dataclass(frozen=True, slots=True)

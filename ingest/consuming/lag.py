@@ -8,7 +8,7 @@ from typing import Any
 from ingest.consuming.group_queue import GroupQueue
 from ingest.consuming.tail import Tail
 from store.records import QUEUE_ID_BITS, topic_of_key
-from store.tables.names import Dictionary
+from store.tables.journals.names import Dictionary
 
 #: (begin, end) by queue key.
 Extents = dict[int, tuple[int, int]]

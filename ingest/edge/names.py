@@ -22,7 +22,7 @@ from typing import Any, Final
 from ingest.auth.access import Principal
 from ingest.errors import NoSuchTopic, TooManyNames
 from runtime.settings import Settings
-from store.tables.names import TOPICS_MAX, Dictionary, NameKind
+from store.tables.journals.names import TOPICS_MAX, Dictionary, NameKind
 
 #: A request is through, or has failed, within this time.
 ON_THE_WAY_S: Final = 60.0

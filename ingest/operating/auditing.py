@@ -7,7 +7,8 @@ The audit is never shortened, so nobody may fill the disk with it. Of one kind o
 the first DETAILED actions of a minute, each with another target, have records of their own; all others are summed up in one more:
 its intent is durable before the first of them is done, its outcome has the counts and follows at the end of the minute. An intent
 without an outcome tells that there were some, and that the edge died before it could count them.
-Every minute in which something was written the head of the chain goes into the commit log as an anchor (`store.tables.audit`).
+Every minute in which something was written the head of the chain goes into the commit log as an anchor
+(`store.tables.journals.audit`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ingest.auth.access import Token
 from ingest.errors import EdgeError, QuotaExceeded
 from ingest.threads import Threads
 from store.errors import StoreError
-from store.tables.audit import Audit, AuditRecord, Head
+from store.tables.journals.audit import Audit, AuditRecord, Head
 
 ROUND_S: Final = 60.0
 #: Actions of one caller a minute, operators excepted: the audit is never shortened.

@@ -28,8 +28,8 @@ from ingest.operating.auditing import Auditor
 from ingest.operating.listings import IN_DOUBT, Listings, Query
 from store.edge.store import EdgeStore, End
 from store.records import OpKind, State, Via
-from store.tables.audit import IDS_MAX, AuditRecord
 from store.tables.ends import Verdict, judge
+from store.tables.journals.audit import IDS_MAX, AuditRecord
 
 ACTIONS: Final = ("check", "commit", "rollback", "resume")
 KIND_OF: Final = {"commit": OpKind.COMMIT, "rollback": OpKind.ROLLBACK, "resume": OpKind.RESUME}

@@ -61,10 +61,10 @@ def run(args: argparse.Namespace) -> int:
 
 def run_verify(args: argparse.Namespace) -> int:
     """Prints the head of the chain, or the first record at which it breaks."""
-    from store.edge import journal_heads
+    from store.edge.recovery import journal_heads
     from store.errors import Corrupt
     from store.read.audit_anchors import anchors_of
-    from store.tables.audit import NAME, Head, check_chain
+    from store.tables.journals.audit import NAME, Head, check_chain
 
     root = load_arguments(args).store_dir
     anchors = anchors_of(root)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from runtime.settings.units import duration_text, size_text
 from runtime.settings.values import DEFAULT, KEYS, Origin, Settings
 
-#: A frame's head and properties beside the body (store.edge.encode has the same figures).
+#: A frame's head and properties beside the body (store.edge.append.encode has the same figures).
 _FRAME_ROOM_BYTES: Final = 120 + (32 << 10)
 #: A problem: the keys involved and the sentence.
 Problem = tuple[tuple[str, ...], str]

@@ -24,8 +24,8 @@ import numpy as np
 
 from store.admin.manifest import MANIFEST, CopiedFile, Manifest, is_place
 from store.directory import EDGE_CHECKPOINT, FORMAT_FILE, JOB_CHECKPOINT, StoreDirectory, write_format
-from store.edge.journal_heads import CHECKPOINT_KEYS
-from store.edge.recovery import settled_ends
+from store.edge.recovery.journal_heads import CHECKPOINT_KEYS
+from store.edge.recovery.recover import settled_ends
 from store.edge.store import EdgeStore
 from store.errors import Corrupt, StoreUnusable
 from store.incarnations import INCARNATIONS, Lineage
@@ -33,10 +33,10 @@ from store.io import disk
 from store.io.pages import EDGE_MAGIC, PAGE_BYTES, EdgeSlot, PublishedPage
 from store.job.store import JobStore
 from store.progress import Progress, no_progress
-from store.tables import names as dictionary
-from store.tables.consumers import Consumers
 from store.tables.dedup import EVERY_KEY_S
-from store.tables.names import Dictionary
+from store.tables.journals import names as dictionary
+from store.tables.journals.consumers import Consumers
+from store.tables.journals.names import Dictionary
 
 __all__ = ["MANIFEST", "backup", "restore"]
 

@@ -24,7 +24,7 @@ from store.incarnations import INCARNATIONS
 from store.io import disk
 from store.io.segments import NAME_DIGITS
 from store.records import QUEUE_ID_BITS, QUEUE_OFFSET_MASK
-from store.tables.names import TOPICS_MAX
+from store.tables.journals.names import TOPICS_MAX
 
 MANIFEST: Final = "backup.json"
 BACKUP_FORMAT: Final = 1

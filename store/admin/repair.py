@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from store.directory import EDGE_CHECKPOINT, Lock, StoreDirectory
-from store.edge import journal_heads
+from store.edge.recovery import journal_heads
 from store.errors import Corrupt
 from store.io import disk, journal
 from store.io.journal_marks import MarkWriter

@@ -1,3 +1,3 @@
-"""The edge's side of the store: the only writer of logs, `ends`, dedup, names. From outside: `store`,
-`listing`, `pending_counts`, `removal`, limits of `encode`, what `recovery` and `journal_heads` tell `store.admin`.
+"""The edge's side of the store: the only writer of logs, `ends`, dedup, names. From outside: `store`, `listing`,
+`pending_counts`, `removal`; shelves: `append`, `recovery`.
 """

@@ -7,7 +7,7 @@ positions    [queue key, next queue_offset] of every topic queue that has had a 
 clean        true when the edge closed in order: log_end is then the end of the log
 dedup        extents of the dedup tables
 journals     see `journal_heads.py`
-ends         if clean: CRC of the ends table, see `ends_recovery.py`
+ends         if clean: CRC of the ends table, see `recovery/ends.py`
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from store.directory import EDGE_CHECKPOINT
-from store.edge import ends_recovery, journal_heads
+from store.edge.append.group_commit import GroupCommit
+from store.edge.append.unflushed import Unflushed
 from store.edge.files import EdgeFiles, EdgeState
-from store.edge.group_commit import GroupCommit
-from store.edge.journal_heads import CHECKPOINT_KEYS
-from store.edge.unflushed import Unflushed
+from store.edge.recovery import ends as ends_recovery
+from store.edge.recovery import journal_heads
+from store.edge.recovery.journal_heads import CHECKPOINT_KEYS
 from store.errors import Corrupt, FlushFailed, StoreUnusable
 from store.io import disk
 from store.io.pages import EdgeSlot

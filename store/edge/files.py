@@ -9,20 +9,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from store.directory import StoreDirectory
-from store.edge import names_recovery
+from store.edge.recovery import names as names_recovery
 from store.errors import Corrupt, SegmentGone
 from store.io import disk
 from store.io.pages import EDGE_MAGIC, PublishedPage
 from store.io.prefault import Runway
 from store.progress import Progress
 from store.records import ENTRY
-from store.tables import names as dictionary
 from store.tables.commit_log import CommitLog
 from store.tables.consume_queue import ConsumeQueue
 from store.tables.dedup import Dedup
 from store.tables.ends import EndsTable
 from store.tables.frames import Frame, FrameKind
-from store.tables.names import Dictionary
+from store.tables.journals import names as dictionary
+from store.tables.journals.names import Dictionary
 
 
 @dataclass(slots=True)

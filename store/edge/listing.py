@@ -30,7 +30,7 @@ from store.records import OpKind, State, check_count_of, state_of
 from store.tables.ends import SEGMENT_BYTES as ENDS_SEGMENT
 from store.tables.ends import EndsTable
 from store.tables.frames import HALF_HEAD_BYTES, KEYS, MAGIC, Frame, FrameKind, PropertyFinder, encode_route
-from store.tables.names import Dictionary
+from store.tables.journals.names import Dictionary
 
 Ints = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from store.directory import StoreDirectory
+from store.edge.append.unflushed import Unflushed
 from store.edge.files import EdgeFiles, EdgeState
-from store.edge.unflushed import Unflushed
 from store.io.pages import EdgeSlot, JobSlot
 from store.read.readers import LogReader, TopicReader
 from store.records import State, state_of

@@ -23,19 +23,22 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from store.directory import TOPIC_REMOVAL, Geometry, Lock, StoreDirectory
-from store.edge import encode, journal_heads, names_recovery, retention
+from store.edge import retention
+from store.edge.append import encode
+from store.edge.append.encode import MessageEncoder
+from store.edge.append.ends import End, Ending
+from store.edge.append.group_commit import GroupCommit, doubt
+from store.edge.append.halves import HalfAppender
+from store.edge.append.log_writer import Appended, LogWriter
+from store.edge.append.recent import RecentHalves
+from store.edge.append.routes import Routes
+from store.edge.append.unflushed import Unflushed
 from store.edge.checkpoint import CheckpointWriter, read_checkpoint
-from store.edge.encode import MessageEncoder
-from store.edge.ends import End, Ending
 from store.edge.files import EdgeFiles
-from store.edge.group_commit import GroupCommit, doubt
-from store.edge.halves import HalfAppender
-from store.edge.log_writer import Appended, LogWriter
 from store.edge.pending_counts import PendingByGroup
-from store.edge.recent import RecentHalves
-from store.edge.recovery import recover
-from store.edge.routes import Routes
-from store.edge.unflushed import Unflushed
+from store.edge.recovery import journal_heads
+from store.edge.recovery import names as names_recovery
+from store.edge.recovery.recover import recover
 from store.errors import StoreUnusable
 from store.incarnations import Lineage
 from store.io import disk
@@ -45,7 +48,7 @@ from store.records import ENTRY, OpKind
 from store.tables import frames
 from store.tables.ends import Answer
 from store.tables.frames import Frame, FrameKind, Message
-from store.tables.names import MakerOf
+from store.tables.journals.names import MakerOf
 
 __all__ = ["Appended", "EdgeStore", "End"]
 

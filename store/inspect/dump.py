@@ -39,9 +39,9 @@ from store.records import (
 )
 from store.tables import ends, frames, queue_extents
 from store.tables.consume_queue import REASON_SHIFT
-from store.tables.consumers import decode as decode_consumer
 from store.tables.frames import Frame, FrameKind
-from store.tables.names import Dictionary
+from store.tables.journals.consumers import decode as decode_consumer
+from store.tables.journals.names import Dictionary
 from store.tables.queue_files import topic_queue_name
 from store.tables.redo_log import KIND_SHIFT, MARKER, NUMBER_MASK, TOTALS, RedoKind
 

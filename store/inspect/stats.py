@@ -17,7 +17,7 @@ from store.inspect.verify.files import Findings, SegmentFiles, map_bytes, read_c
 from store.io.pages import EdgeSlot, JobSlot
 from store.records import ENTRY, ROW, STATE_MASK, State, topic_of_key
 from store.tables import queue_extents
-from store.tables.names import Dictionary
+from store.tables.journals.names import Dictionary
 from store.tables.redo_log import TOTALS
 
 NUMBERED: Final = {

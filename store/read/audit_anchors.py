@@ -6,7 +6,7 @@ from pathlib import Path
 
 from store.errors import Corrupt, SegmentGone
 from store.read.readers import LogReader, TopicReader, open_readers
-from store.tables.audit import ANCHOR_TOPIC, Head
+from store.tables.journals.audit import ANCHOR_TOPIC, Head
 
 
 def anchors_of(root: Path) -> list[Head]:

@@ -22,7 +22,7 @@ from store.records import ASK_ROUND_MASK, HALF, NO_POSITION, OP, OpKind, State, 
 from store.tables.commit_log import CommitLog
 from store.tables.consume_queue import ASKED_TAG, ConsumeQueue, GrowingQueue
 from store.tables.frames import CRC_FROM, HALF_HEAD, MAGIC, OP_HEAD, Frame, FrameKind
-from store.tables.names import Dictionary
+from store.tables.journals.names import Dictionary
 from store.tables.queue_extents import Catalogue
 from store.tables.queue_files import QueueFiles, topic_queue_name
 from store.tables.state_table import StateTable

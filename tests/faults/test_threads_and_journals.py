@@ -12,8 +12,8 @@ import pytest
 
 from store.io import disk
 from store.records import OpKind
-from store.tables.audit import Audit, AuditRecord
-from store.tables.consumers import ConsumerKind, ConsumerRecord, Consumers
+from store.tables.journals.audit import Audit, AuditRecord
+from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 from tests.support.check_store import check_store
 from tests.support.children import Child, Teller
 from tests.support.history import Action, Checkpoint, EndMany, History, Prepare, Send, Sent, Wish

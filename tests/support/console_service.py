@@ -17,7 +17,7 @@ from ingest.auth import token_file
 from runtime.settings import load
 from store.io.wakeup import EDGE_WAKE, Waker
 from store.job.store import JobStore
-from store.tables.names import Dictionary
+from store.tables.journals.names import Dictionary
 from store.tables.presence import Presence
 from streaming.settlement.settle import Settler, read_feed
 from tests.support.edge_client import EdgeClient

@@ -16,10 +16,10 @@ from store.incarnations import Lineage
 from store.inspect.verify.store import verify
 from store.io import disk
 from store.records import OpKind, State, queue_key_of, queue_offset_of
-from store.tables.audit import Audit, AuditRecord
-from store.tables.consumers import ConsumerKind, ConsumerRecord, Consumers
 from store.tables.delivery_cursors import CHECK, Cursors
 from store.tables.frames import Message
+from store.tables.journals.audit import Audit, AuditRecord
+from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 from store.tables.presence import Presence
 from tests.support.service import SMALLEST, T0_MS, Service, read_topic
 

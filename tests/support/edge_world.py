@@ -29,7 +29,7 @@ from store.job.store import JobStore
 from store.read.readers import LogReader
 from store.records import OpKind, check_count_of, state_of
 from store.tables.frames import Message
-from store.tables.names import Dictionary
+from store.tables.journals.names import Dictionary
 from store.tables.presence import Presence
 from streaming.settlement.settle import Settler, read_feed
 from tests.support.hand_clock import ByHand

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from checker.decisions import Decision, Tick
 from store.records import OpKind, State
-from store.tables.names import Dictionary
+from store.tables.journals.names import Dictionary
 from store.tables.presence import Presence
 from tests.support.edge_world import World, world
 

@@ -22,10 +22,10 @@ from store.directory import Geometry
 from store.edge.store import EdgeStore, End
 from store.job.store import JobStore
 from store.records import OpKind, Via
-from store.tables.audit import Audit, AuditRecord
-from store.tables.consumers import ConsumerKind, ConsumerRecord, Consumers
 from store.tables.delivery_cursors import CHECK, PROPOSAL, QUARANTINE, Cursors
 from store.tables.frames import HALF_HEAD, HEAD, Message
+from store.tables.journals.audit import Audit, AuditRecord
+from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 from store.tables.presence import Presence
 from streaming.settlement.settle import Settler, read_feed
 

@@ -28,7 +28,7 @@ from checker.policy import Policy
 from runtime.settings import from_arguments
 from store.io.wakeup import EDGE_WAKE, JOB_WAKE, Sleeper, Waker
 from store.job.store import JobStore
-from store.tables.names import Dictionary
+from store.tables.journals.names import Dictionary
 from store.tables.presence import Presence
 from streaming.settlement.settle import Settler, read_feed
 

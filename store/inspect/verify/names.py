@@ -11,8 +11,8 @@ from store.errors import IllegalName
 from store.inspect.verify.files import Findings
 from store.records import QUEUES_PER_TOPIC_MAX
 from store.tables import frames
-from store.tables import names as dictionary
-from store.tables.names import NameKind, NameRecord
+from store.tables.journals import names as dictionary
+from store.tables.journals.names import NameKind, NameRecord
 
 
 class CheckedNames:

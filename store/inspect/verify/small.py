@@ -21,12 +21,13 @@ from store.inspect.verify.log_walk import LogWalk
 from store.io import disk, journal, journal_marks
 from store.io.segments import NAME_DIGITS
 from store.records import ENTRY
-from store.tables import audit, consumers, dedup, frames
-from store.tables.audit import AuditRecord, hash_of
-from store.tables.consumers import ConsumerKind, decode
+from store.tables import dedup, frames
 from store.tables.dedup import SLOT, SLOT_DTYPE, digest_of
 from store.tables.delivery_cursors import CURSOR_MAGIC
 from store.tables.frames import HALF_HEAD
+from store.tables.journals import audit, consumers
+from store.tables.journals.audit import AuditRecord, hash_of
+from store.tables.journals.consumers import ConsumerKind, decode
 from store.tables.presence import SEGMENT_BYTES as PRESENCE_SEGMENT_BYTES
 
 _CURSORS: Final = ("check", "proposal", "quarantine")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from store.records import STATE_OF_OP, OpKind, State, Via, queue_key_of, queue_offset_of
-from store.tables.consumers import ConsumerKind, ConsumerRecord, Consumers
 from store.tables.frames import Message
+from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 from tests.support.service import SMALLEST, T0_MS, Service
 
 GROUPS = ("orders", "Aa", "BB")

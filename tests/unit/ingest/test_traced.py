@@ -8,7 +8,7 @@ import pytest
 
 from ingest.plugged import PluggedEnds, PluggedHalves, PluggedPolls
 from ingest.traced import TracedEnds, TracedHalves, TracedPolls
-from store.edge.encode import PROPERTIES_MAX_BYTES
+from store.edge.append.encode import PROPERTIES_MAX_BYTES
 from store.errors import InvalidRecord
 from tests.support.distributions import example, installer
 from tests.support.edge_world import world

@@ -22,9 +22,9 @@ from store.io import journal
 from store.io.pages import EDGE_MAGIC, JOB_MAGIC, EdgeSlot
 from store.job.store import JobStore
 from store.records import ENTRY, ROW, OpKind
-from store.tables import consumers
-from store.tables import names as dictionary
 from store.tables.frames import HALF_HEAD, OP_HEAD, Message
+from store.tables.journals import consumers
+from store.tables.journals import names as dictionary
 from store.tables.queue_extents import SLOT
 from store.tables.redo_log import MARKER, TOTALS
 from streaming.settlement.settle import Settler, read_feed
@@ -86,7 +86,11 @@ def test_every_layout_of_the_code_has_a_table() -> None:
         "store.tables.queue_extents.SLOT",
         "store.tables.dedup.SLOT_DTYPE",
     }
-    assert named == records_on_disk | {"store.io.journal.HEAD", "store.tables.names.RECORD", "store.tables.consumers.RECORD"}
+    assert named == records_on_disk | {
+        "store.io.journal.HEAD",
+        "store.tables.journals.names.RECORD",
+        "store.tables.journals.consumers.RECORD",
+    }
 
 
 @pytest.mark.parametrize(("name", "rows"), tables("enum"))

@@ -16,9 +16,9 @@ import pytest
 from store.inspect.dump import dump
 from store.inspect.verify.store import verify
 from store.records import OpKind
-from store.tables.audit import Audit
-from store.tables.consumers import Consumers
 from store.tables.ends import Verdict
+from store.tables.journals.audit import Audit
+from store.tables.journals.consumers import Consumers
 from tests.fixtures.make_fixture import build_worn, summary
 from tests.support.service import SMALLEST, Service, contents
 

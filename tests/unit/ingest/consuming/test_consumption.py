@@ -841,7 +841,7 @@ def test_a_condemned_message_that_cannot_be_read_now_stays_in_hand(tmp_path):
 
 
 def test_the_journal_is_written_anew_when_it_has_grown(tmp_path, monkeypatch):
-    monkeypatch.setattr("store.tables.consumers.COMPACT_FROM", 500)
+    monkeypatch.setattr("store.tables.journals.consumers.COMPACT_FROM", 500)
 
     async def story(w):
         for _ in range(20):
@@ -856,7 +856,7 @@ def test_the_journal_is_written_anew_when_it_has_grown(tmp_path, monkeypatch):
 
 
 def test_progress_beyond_the_end_of_an_older_log_is_set_back(tmp_path):
-    from store.tables.consumers import ConsumerKind, ConsumerRecord, Consumers
+    from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 
     async def story(w):
         await w.send(b"0")

@@ -9,7 +9,7 @@ from ingest.auth.access import Principal
 from ingest.edge.names import ON_THE_WAY_S, Names
 from ingest.errors import NoSuchTopic, TooManyNames
 from runtime.settings import load
-from store.tables.names import TOPICS_MAX, Dictionary, NameKind
+from store.tables.journals.names import TOPICS_MAX, Dictionary, NameKind
 from tests.support.edge_client import EdgeClient, RemoteError
 from tests.unit.ingest.http.test_endpoint import HALF, edge
 

@@ -15,8 +15,8 @@ from store.edge.store import EdgeStore, End
 from store.errors import BodyTooLarge, StoreUnusable
 from store.io import disk
 from store.records import OpKind
-from store.tables.consumers import ConsumerKind, ConsumerRecord, Consumers, Progress
 from store.tables.frames import Message
+from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers, Progress
 from tests.support.edge_world import T0_MS, world
 
 

@@ -16,7 +16,7 @@ from ingest.errors import QuotaExceeded
 from ingest.operating.auditing import ACTIONS_PER_MINUTE, DENIALS_MAX, DETAILED, SUMMED
 from store.errors import StoreUnusable
 from store.io import disk
-from store.tables.audit import ANCHOR_TOPIC, Head
+from store.tables.journals.audit import ANCHOR_TOPIC, Head
 from tests.support.edge_client import EdgeClient
 from tests.support.edge_world import settings_for, world
 from tests.unit.ingest.http.test_endpoint import HALF, edge

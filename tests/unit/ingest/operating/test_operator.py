@@ -14,8 +14,8 @@ from store.errors import StoreError
 from store.inspect.verify.store import verify
 from store.io import disk
 from store.records import OpKind, State
-from store.tables.audit import Audit, AuditRecord
 from store.tables.frames import Message
+from store.tables.journals.audit import Audit, AuditRecord
 from tests.support.edge_world import world
 
 

@@ -12,7 +12,7 @@ import pytest
 from ingest.errors import InvalidRequest
 from ingest.operating.topic_removal import Wanted
 from store.edge.removal import remove_topics
-from store.tables.consumers import Consumers
+from store.tables.journals.consumers import Consumers
 from tests.support.edge_client import EdgeClient, RemoteError
 from tests.support.edge_world import World, world
 from tests.unit.ingest.edge.test_names import new, sent

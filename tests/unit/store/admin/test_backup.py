@@ -13,8 +13,8 @@ from store.errors import Corrupt, FormatTooNew, NotAStore, StoreError, StoreUnus
 from store.inspect.verify.store import verify
 from store.read.readers import open_readers
 from store.records import OpKind, State, topic_of_key
-from store.tables.consumers import ConsumerKind, ConsumerRecord, Consumers
 from store.tables.frames import Message
+from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 from tests.support.service import Service, segment_files, verdicts
 
 DAY = 86_400

@@ -16,7 +16,7 @@ from store.io import journal
 from store.io.pages import EDGE_MAGIC, EdgeSlot, PublishedPage
 from store.records import queue_key_of, queue_offset_of
 from store.tables.frames import Message
-from store.tables.names import Dictionary
+from store.tables.journals.names import Dictionary
 from tests.support.service import SMALLEST, Service
 
 OPTIONS = {"default_queues": 2}

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from store.edge.group_commit import GroupCommit
+from store.edge.append.group_commit import GroupCommit
 from store.edge.store import EdgeStore
 from store.errors import FlushFailed, StoreUnusable
 from store.io import disk

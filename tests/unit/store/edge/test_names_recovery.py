@@ -9,17 +9,17 @@ import pytest
 from checker.policy import Policy
 from store.admin.repair import repair
 from store.directory import Geometry, StoreDirectory
-from store.edge import names_recovery as names
+from store.edge.recovery import names
 from store.edge.store import EdgeStore, End
 from store.errors import Corrupt, IllegalName, NamesLost, StoreError
 from store.inspect.verify.store import verify
 from store.job.store import JobStore
 from store.records import OpKind
-from store.tables.audit import Audit, AuditRecord
-from store.tables.consumers import ConsumerKind, ConsumerRecord, Consumers
 from store.tables.ends import Verdict
 from store.tables.frames import Message
-from store.tables.names import Dictionary, NameKind
+from store.tables.journals.audit import Audit, AuditRecord
+from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
+from store.tables.journals.names import Dictionary, NameKind
 from streaming.settlement.settle import Settler, read_feed
 
 SMALL = Geometry(64 * 1024, 64, 64, 64, 64)

@@ -22,7 +22,7 @@ from store.job.store import JobStore
 from store.records import OpKind, Via, queue_key_of, queue_offset_of
 from store.tables.ends import Verdict
 from store.tables.frames import Message
-from store.tables.names import EDITION_MAX, TOPICS_MAX, Dictionary, NameKind, decode
+from store.tables.journals.names import EDITION_MAX, TOPICS_MAX, Dictionary, NameKind, decode
 from tests.support.service import SMALLEST, Service, read_topic
 
 DAY_S = 86_400

@@ -10,7 +10,7 @@ from zlib import crc32
 
 import pytest
 
-from store.edge.encode import MAX_BODY_BYTES, PROPERTIES_MAX_BYTES
+from store.edge.append.encode import MAX_BODY_BYTES, PROPERTIES_MAX_BYTES
 from store.edge.store import EdgeStore, End
 from store.errors import (
     BatchTooLarge,

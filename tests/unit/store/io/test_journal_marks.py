@@ -11,7 +11,7 @@ from store.io import disk, journal, journal_marks
 from store.io.journal import Journal
 from store.io.journal_marks import Mark, MarkWriter
 from store.io.pages import EDGE_MAGIC, EdgeSlot, PublishedPage
-from store.tables.consumers import ConsumerKind, ConsumerRecord, Consumers
+from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 
 SLOT = EdgeSlot.CONSUMERS_END
 

@@ -11,9 +11,9 @@ from store.admin.rebuild import rebuild
 from store.directory import Geometry
 from store.edge.store import EdgeStore
 from store.job.store import JobStore
-from store.tables.audit import Audit, AuditRecord
-from store.tables.consumers import ConsumerKind, ConsumerRecord, Consumers
 from store.tables.frames import Message
+from store.tables.journals.audit import Audit, AuditRecord
+from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 
 SMALL = Geometry(commit_log_segment_bytes=1 << 20)
 NOW_MS = 1_800_000_000_000

@@ -8,7 +8,7 @@ import pytest
 
 from store.errors import Corrupt
 from store.io.journal import Journal, decode
-from store.tables.audit import Audit, AuditRecord, Head, check_chain, hash_of
+from store.tables.journals.audit import Audit, AuditRecord, Head, check_chain, hash_of
 
 
 def record(number):

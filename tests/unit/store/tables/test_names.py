@@ -7,7 +7,7 @@ import pytest
 from store.errors import IllegalName, InvalidRecord, StoreUnusable
 from store.io import disk
 from store.io.journal import encode_all
-from store.tables.names import TOPICS_MAX, Dictionary, NameKind, encode
+from store.tables.journals.names import TOPICS_MAX, Dictionary, NameKind, encode
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from store.errors import Corrupt, FlushFailed, StoreUnusable
 from store.io import disk
 from store.io.wakeup import Sleeper, Waker
 from store.tables import dedup as dedup_module
-from store.tables.audit import Audit, AuditRecord
-from store.tables.consumers import COMPACT_FROM, ConsumerKind, ConsumerRecord, Consumers
 from store.tables.dedup import SLOTS_MIN, Dedup, Known, digest_of
 from store.tables.delivery_cursors import CHECK, PROPOSAL, QUARANTINE, Cursors
+from store.tables.journals.audit import Audit, AuditRecord
+from store.tables.journals.consumers import COMPACT_FROM, ConsumerKind, ConsumerRecord, Consumers
 from store.tables.presence import SEGMENT_BYTES, Presence
 
 

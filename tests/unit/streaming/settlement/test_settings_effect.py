@@ -15,7 +15,7 @@ from ingest.errors import Standby, TransactionsRejected
 from ingest.http.wire import codec, producers
 from store.io.pages import JobSlot
 from store.records import State
-from store.tables.names import Dictionary
+from store.tables.journals.names import Dictionary
 from store.tables.presence import Presence
 from streaming.settlement.rounds import Rounds
 from tests.support.edge_world import World, world

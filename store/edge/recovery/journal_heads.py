@@ -15,8 +15,8 @@ from store.directory import EDGE_CHECKPOINT
 from store.errors import Corrupt
 from store.incarnations import INCARNATIONS
 from store.io import disk, journal
-from store.tables import audit, consumers
-from store.tables import names as dictionary
+from store.tables.journals import audit, consumers
+from store.tables.journals import names as dictionary
 
 #: Those that nothing can tell again.
 TRUTH: Final = {consumers.NAME: consumers.MARK_SLOT, audit.NAME: audit.MARK_SLOT}

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from store.tables import frames
 from store.tables.frames import Message
-from store.tables.names import Dictionary, MakerOf, nobody
+from store.tables.journals.names import Dictionary, MakerOf, nobody
 
 #: Beyond so many pairs of group and topic, all are learned again.
 ROUTES_MAX: Final = 1 << 16

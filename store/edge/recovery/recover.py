@@ -20,8 +20,10 @@ from zlib import crc32
 import numpy as np
 
 from store.directory import EDGE_CHECKPOINT, JOB_CHECKPOINT, StoreDirectory
-from store.edge import ends_recovery, journal_heads, names_recovery
 from store.edge.files import EdgeFiles, EdgeState
+from store.edge.recovery import ends as ends_recovery
+from store.edge.recovery import journal_heads
+from store.edge.recovery import names as names_recovery
 from store.errors import Corrupt, CursorBeyondLog
 from store.io import disk
 from store.io.pages import EdgeSlot

@@ -9,8 +9,8 @@ from zlib import crc32
 
 import numpy as np
 
-from store.edge.log_writer import QUEUE_OPEN, Tails
-from store.edge.routes import Routes
+from store.edge.append.log_writer import QUEUE_OPEN, Tails
+from store.edge.append.routes import Routes
 from store.errors import BodyTooLarge, IllegalProperty, InvalidRecord
 from store.records import IMMUNITY_MAX_S, NO_POSITION, parse_immunity_s
 from store.tables import frames

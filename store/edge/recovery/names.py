@@ -30,11 +30,12 @@ from store.errors import Corrupt, NamesLost
 from store.io import disk, journal
 from store.progress import Progress
 from store.records import QUEUES_PER_TOPIC_MAX, State, state_of, topic_of_key
-from store.tables import consumers, frames
-from store.tables import names as dictionary
+from store.tables import frames
 from store.tables.commit_log import CommitLog
 from store.tables.frames import FrameKind
-from store.tables.names import NAME, Dictionary, NameKind, NameRecord, stand_in
+from store.tables.journals import consumers
+from store.tables.journals import names as dictionary
+from store.tables.journals.names import NAME, Dictionary, NameKind, NameRecord, stand_in
 from store.tables.queue_extents import Catalogue
 from store.tables.state_table import StateTable
 

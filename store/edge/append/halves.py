@@ -7,11 +7,11 @@ from itertools import repeat
 from typing import Any
 from zlib import crc32
 
+from store.edge.append.log_writer import Appended, LogWriter, Tails
+from store.edge.append.recent import RecentHalves
+from store.edge.append.unflushed import Unflushed
 from store.edge.files import EdgeFiles, EdgeState
-from store.edge.log_writer import Appended, LogWriter, Tails
 from store.edge.pending_counts import PendingByGroup
-from store.edge.recent import RecentHalves
-from store.edge.unflushed import Unflushed
 from store.errors import DuplicateKey
 from store.tables import frames
 from store.tables.dedup import Known, digest_of

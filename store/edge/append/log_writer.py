@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from store.edge.append.group_commit import FailsCommit, GroupCommit
 from store.edge.files import EdgeFiles, EdgeState
-from store.edge.group_commit import FailsCommit, GroupCommit
 from store.errors import NoRoom, StoreUnusable
 from store.records import ENTRY, QUEUE_ID_BITS, QUEUE_OFFSET_BITS, OpKind
 from store.tables import frames

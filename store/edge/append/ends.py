@@ -9,11 +9,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from store.edge.append.log_writer import NO_HALF, LogWriter
+from store.edge.append.recent import RecentHalves
+from store.edge.append.unflushed import Unflushed
 from store.edge.files import EdgeFiles, EdgeState
-from store.edge.log_writer import NO_HALF, LogWriter
 from store.edge.pending_counts import PendingByGroup
-from store.edge.recent import RecentHalves
-from store.edge.unflushed import Unflushed
 from store.errors import Corrupt
 from store.records import NO_POSITION, QUEUE_ID_BITS, STATE_OF_OP, OpKind, State, Via
 from store.tables import frames

@@ -10,7 +10,7 @@ A journal (`journal.py`) whose payloads are
       8  …    name       (REMOVED: at 16) UTF-8 · MAKER: name of the token that made it
 
 Numbers instead of hashes: a hash confuses "Aa" with "BB". Writer: the edge, before the first frame that uses a number.
-Rebuilt from: the names that frames carry in PGROUP and REAL_TOPIC (`names_recovery.py`).
+Rebuilt from: the names that frames carry in PGROUP and REAL_TOPIC (`store/edge/recovery/names.py`).
 
 A number never means two topics at a time. A removed topic's number gets another name only when the log begins behind the place of
 the removal: no frame tells the old name then. The new topic goes on where the queues of the old one ended, in the next edition.
