@@ -26,7 +26,7 @@ from benchmarks.support import load, report, scratch, spread
 from checker.policy import Policy
 from store.edge.store import EdgeStore
 from store.job.store import JobStore
-from store.tables.frames import Message
+from store.messages import Message
 from streaming.settlement.settle import Settler, read_feed
 
 GROUPS, TOPICS = 50, 7

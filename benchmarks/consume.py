@@ -20,9 +20,9 @@ from ingest.consuming.settled_queues import Settled
 from ingest.consuming.tail import Tail
 from ingest.edge.embedded import Edge
 from runtime.settings import load as load_settings
+from store.messages import Message
 from store.read.readers import LogReader
 from store.tables.delivery_cursors import Cursors
-from store.tables.frames import Message
 
 COUNT = 100_000
 BODY = b"x" * 100

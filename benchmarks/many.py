@@ -28,8 +28,8 @@ from runtime.settings import load as load_settings
 from store.edge.store import EdgeStore
 from store.io.descriptors import raise_file_limit
 from store.job.store import JobStore
+from store.messages import Message
 from store.records import QUEUE_OFFSET_BITS
-from store.tables.frames import Message
 from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 
 TOPICS, GROUPS, QUEUES = 20_000, 10_000, 2

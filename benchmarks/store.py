@@ -20,8 +20,8 @@ from checker.policy import Policy
 from store.edge.store import EdgeStore, End
 from store.job.batch import rows_of_halves
 from store.job.store import JobStore
+from store.messages import Message
 from store.records import HALF, ROW, OpKind, State, pack_word
-from store.tables.frames import Message
 from store.tables.redo_log import Marker, RedoLog, make_images
 from store.tables.state_table import StateTable
 from streaming.settlement.settle import Settler, read_feed

@@ -36,8 +36,8 @@ from runtime.settings import Settings
 from sinks.interfaces import Applied
 from store.edge.store import EdgeStore, End
 from store.io.wakeup import JOB_WAKE, Waker
+from store.messages import Message
 from store.records import OpKind
-from store.tables.frames import Message
 from store.tables.presence import Presence
 from streaming.service import JobService, collect
 from streaming.spark.session import make_run_directory, start_spark

@@ -31,10 +31,10 @@ from ingest.parts import Parts
 from runtime.settings import Settings
 from store.edge.removal import Removal
 from store.guarded_clock import GuardedClock
+from store.messages import Message
 from store.progress import Progress, no_progress
 from store.records import OpKind, State
 from store.tables.ends import Answer, Verdict
-from store.tables.frames import Message
 
 OUTCOMES: Final = {"commit": OpKind.COMMIT, "rollback": OpKind.ROLLBACK, "unknown": OpKind.UNKNOWN}
 

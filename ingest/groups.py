@@ -32,7 +32,7 @@ from ingest.errors import GroupsUnusable
 from runtime.settings import Key, Settings
 from runtime.settings import parse as parse_setting
 from store.errors import IllegalName
-from store.tables.frames import check_name
+from store.naming import check_name
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -24,7 +24,7 @@ from sinks import interfaces
 from sinks.errors import BrokenPlugin, Refused
 from sinks.plugins import load_one
 from store.errors import StoreError
-from store.tables.frames import Message
+from store.messages import Message
 
 GROUP: Final = "escrow.transaction_service"
 #: Calls of the service that may be under way at a time; the others wait.

@@ -19,7 +19,8 @@ from ingest.consuming.start_positions import EARLIEST
 from runtime.settings import Settings
 from runtime.tracing import TRACEPARENT, Tracer
 from store.edge.append.encode import PROPERTIES_MAX_BYTES
-from store.tables.frames import REAL_TOPIC, Message
+from store.messages import Message
+from store.properties import REAL_TOPIC
 
 #: What a message must have left for its trace.
 ROOM_BYTES: Final = 512

@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from store.tables.frames import Message
+from store.messages import Message
 
 
 class Outcome(Enum):

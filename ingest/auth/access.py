@@ -44,7 +44,7 @@ from ingest.auth.reloading_file import Watched
 from ingest.auth.shares import Shares
 from ingest.errors import CannotStart, Forbidden, TokensUnusable, Unauthorized
 from runtime.settings import Settings
-from store.tables.frames import DLQ_PREFIX, SYSTEM_PREFIX
+from store.naming import DLQ_PREFIX, SYSTEM_PREFIX
 
 TOKEN: Final = re.compile(r"escrow_([a-z2-7]{8})_[A-Za-z0-9_-]{43}")
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")

@@ -20,7 +20,7 @@ from ingest.checks.delivery import CheckRequest, Handover
 from ingest.checks.webhooks import NotHandedOver, Verdict
 from ingest.threads import Threads
 from sinks import interfaces
-from store.tables.frames import PGROUP
+from store.properties import PGROUP
 
 LOG: Final = logging.getLogger("escrow.edge")
 #: Threads of a plug-in, and requests in one call of a transport.

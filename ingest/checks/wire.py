@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from ingest.checks.delivery import CheckRequest
 from ingest.consuming.deliveries import shown_properties
-from store.tables.frames import KEYS, REAL_TOPIC, TAGS
+from store.properties import KEYS, REAL_TOPIC, TAGS
 
 
 class CheckOut(Struct):

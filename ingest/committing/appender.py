@@ -9,8 +9,9 @@ from typing import Any, Final
 from ingest.committing.cycle import Asked, Counters, Cycle, Queues, Work
 from store.edge.store import EdgeStore, End
 from store.errors import FlushFailed, InvalidRecord, StoreError
+from store.messages import joined
 from store.tables.ends import Answer
-from store.tables.frames import BATCH_MAX, joined
+from store.tables.frames import BATCH_MAX
 
 #: Bodies taken into one cycle, and into one batch of the log; the rest waits for the next cycle, behind new ends.
 CYCLE_BYTES: Final = 8 << 20

@@ -37,8 +37,8 @@ from ingest.committing.flusher import make_flusher
 from ingest.errors import Closing, EdgeFailed, Overloaded
 from store.edge.store import EdgeStore, End
 from store.errors import StoreError
+from store.messages import AlikeMessages, Message, joined
 from store.tables.ends import Answer
-from store.tables.frames import AlikeMessages, Message, joined
 
 #: Ends that may wait. Far more than halves can bring about; beyond it halves are refused too.
 ENDS_MAX: Final = 1 << 20

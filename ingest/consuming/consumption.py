@@ -41,10 +41,10 @@ from runtime.settings import Settings
 from store.edge.store import EdgeStore
 from store.errors import StoreError
 from store.guarded_clock import GuardedClock
+from store.naming import RESERVED_TOPICS, check_name
 from store.read.readers import LogReader
 from store.records import topic_of_key
 from store.tables.delivery_cursors import Cursors
-from store.tables.frames import RESERVED_TOPICS, check_name
 from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers, Progress
 
 CONSUMER_MAX_CHARACTERS: Final = 128

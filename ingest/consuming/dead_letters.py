@@ -20,22 +20,20 @@ from ingest.consuming.tail import Tail
 from ingest.errors import InvalidRequest
 from store.edge.store import EdgeStore
 from store.incarnations import Lineage
-from store.records import QUEUE_ID_BITS, topic_of_key
-from store.tables.frames import (
+from store.messages import Message
+from store.naming import DLQ_PREFIX, NAME_MAX_BYTES, check_name
+from store.properties import (
     DLQ_ATTEMPTS,
     DLQ_ORIGIN_GROUP,
     DLQ_ORIGIN_OFFSET,
     DLQ_ORIGIN_QUEUE,
     DLQ_ORIGIN_TOPIC,
-    DLQ_PREFIX,
     FOR_GROUP,
-    NAME_MAX_BYTES,
     OWN_PROPERTIES,
     PGROUP,
-    Frame,
-    Message,
-    check_name,
 )
+from store.records import QUEUE_ID_BITS, topic_of_key
+from store.tables.frames import Frame
 
 GROUP_MAX_BYTES: Final = NAME_MAX_BYTES - len(DLQ_PREFIX)
 _ENTRIES_AT_ONCE: Final = 256

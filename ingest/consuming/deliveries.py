@@ -9,8 +9,7 @@ from typing import Final
 from ingest.consuming.group_queue import Handed, TagFilter
 from ingest.consuming.receipts import Receipt, ReceiptSealer
 from ingest.errors import InvalidRequest
-from store.records import topic_of_key
-from store.tables.frames import (
+from store.properties import (
     DLQ_ATTEMPTS,
     DLQ_ORIGIN_OFFSET,
     DLQ_ORIGIN_QUEUE,
@@ -18,10 +17,10 @@ from store.tables.frames import (
     KEYS,
     OWN_PROPERTIES,
     TAGS,
-    Frame,
-    FrameKind,
     tags_code,
 )
+from store.records import topic_of_key
+from store.tables.frames import Frame, FrameKind
 
 #: Told in fields of their own, or nobody's business but Escrow's.
 _HIDDEN: Final = OWN_PROPERTIES | {KEYS, TAGS}

@@ -30,7 +30,8 @@ from enum import IntEnum
 from heapq import heappop, heappush
 from typing import Final, Protocol
 
-from store.tables.frames import FOR_GROUP, KEYS, TAGS, Frame
+from store.properties import FOR_GROUP, KEYS, TAGS
+from store.tables.frames import Frame
 from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Progress
 
 ATTEMPTS_MAX: Final = 0xFFFF

@@ -56,12 +56,13 @@ from store.errors import StoreError
 from store.guarded_clock import GuardedClock
 from store.io.pages import EdgeSlot
 from store.io.wakeup import JOB_WAKE, Waker
+from store.messages import Message, are_same, groups_of
+from store.naming import DLQ_PREFIX
 from store.progress import Progress, no_progress
 from store.read.readers import LogReader, TopicReader
 from store.records import Via, queue_key_of, queue_offset_of, topic_of_key
 from store.tables.delivery_cursors import Cursors
 from store.tables.ends import Verdict
-from store.tables.frames import DLQ_PREFIX, Message, are_same, groups_of
 from store.tables.journals.audit import ANCHOR_TOPIC, Head
 from store.tables.presence import Presence
 

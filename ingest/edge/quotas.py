@@ -35,7 +35,7 @@ from runtime.settings import Settings
 from store.edge.pending_counts import NEVER_S, OldestPending
 from store.edge.store import EdgeStore
 from store.errors import StoreError
-from store.tables.frames import Message, groups_of
+from store.messages import Message, groups_of
 
 LOOK_S: Final = 1.0
 #: A look at ages may take this share of the time.

@@ -34,7 +34,8 @@ from ingest.kafka.ops import headers_of
 from ingest.kafka.places import HALF_OFFSET_MAX, PARTITION_MAX, Place
 from sinks.kafka.clients import Connection
 from sinks.kafka.contract import CHECK_COUNT, HALF_OFFSET, HALF_PARTITION, KEY, TOPIC
-from store.tables.frames import KEYS, PGROUP, REAL_TOPIC, Frame, FrameKind
+from store.properties import KEYS, PGROUP, REAL_TOPIC
+from store.tables.frames import Frame, FrameKind
 
 POLL_S: Final = 0.2
 ASK_S: Final = 10.0

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from ingest.kafka.places import Place
 from store.errors import DuplicateKey
+from store.messages import Message
 from store.tables.dedup import Dedup, Known
-from store.tables.frames import Message
 
 Write = Callable[[Sequence[Message]], Awaitable[Sequence[Place]]]
 

@@ -48,10 +48,11 @@ from sinks.kafka.clients import Connection, ensure_topics
 from sinks.kafka.contract import Topics, op_headers
 from store.errors import InvalidRecord, StoreUnusable
 from store.guarded_clock import GuardedClock
+from store.messages import Message
 from store.progress import Progress, no_progress
+from store.properties import PGROUP
 from store.records import OpKind, Via
 from store.tables.ends import Answer, Verdict, judge
-from store.tables.frames import PGROUP, Message
 
 AGAIN_S: Final = 1.0
 CATCH_UP_S: Final = 1.0

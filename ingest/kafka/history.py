@@ -21,9 +21,9 @@ from ingest.kafka.sealing import PlaceSealer, place_in
 from ingest.operating.history import Event, Transaction, event_of
 from sinks.kafka.clients import Connection, bounds_of
 from sinks.kafka.contract import TOPIC, Topics, owner_of
+from store.properties import REAL_TOPIC
 from store.records import OpKind, State
 from store.tables.ends import OPEN, Verdict, byte_after, judge
-from store.tables.frames import REAL_TOPIC
 
 ASK_S: Final = 10.0
 #: A history that cannot be read within this is not told: Kafka is out of reach, or the op partition is very long.

@@ -23,7 +23,9 @@ from ingest.errors import EdgeError, KafkaRefused
 from ingest.kafka.writer import ANY_PARTITION, Record
 from sinks.kafka.contract import BORN_TIME, OURS, Headers, half_headers
 from store.errors import BodyTooLarge, IllegalProperty, InvalidRecord
-from store.tables.frames import CHECK_IMMUNITY_TIME_IN_SECONDS, KEYS, Message, check_name, encode_given_properties
+from store.messages import Message
+from store.naming import check_name
+from store.properties import CHECK_IMMUNITY_TIME_IN_SECONDS, KEYS, encode_given_properties
 
 #: How long is believed what was found of a topic, and that there is none.
 LOOK_S: Final = 60.0

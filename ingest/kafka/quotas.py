@@ -11,7 +11,7 @@ from ingest.auth.reloading_file import Watched
 from ingest.edge.quotas import FREE, Admitted, Rates
 from ingest.groups import Groups
 from runtime.settings import Settings
-from store.tables.frames import Message, groups_of
+from store.messages import Message, groups_of
 
 
 class RateQuotas:

@@ -13,9 +13,10 @@ from ingest.consuming.deliveries import shown_properties
 from store.edge.store import EdgeStore
 from store.errors import Corrupt, StoreError
 from store.io.pages import EdgeSlot, JobSlot
+from store.properties import KEYS, TAGS
 from store.read.readers import LogReader, TopicReader
 from store.records import OpKind, State, Via, check_count_of, queue_key_of, queue_offset_of, topic_of_key
-from store.tables.frames import KEYS, TAGS, Frame
+from store.tables.frames import Frame
 
 _EVENT_OF: Final = {
     OpKind.COMMIT: "committed",

@@ -25,8 +25,9 @@ from ingest.threads import Threads
 from store.edge.listing import DISCARDED, ENDED, OPEN, Listing, Summary, Wanted
 from store.edge.store import EdgeStore
 from store.errors import StoreError
+from store.properties import KEYS, TAGS
 from store.records import State
-from store.tables.frames import KEYS, TAGS, Frame
+from store.tables.frames import Frame
 
 #: A list request works so long, then it answers with what it has.
 SCAN_S: Final = 0.002

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ingest.errors import InvalidRequest
 from store.edge.removal import Removal, remove_topics
-from store.tables.frames import SYSTEM_PREFIX
+from store.naming import SYSTEM_PREFIX
 
 if TYPE_CHECKING:
     from ingest.consuming.consumption import Consumption

@@ -27,7 +27,8 @@ from ingest.rocketmq import messaging_pb2 as pb
 from ingest.rocketmq.clients import PUSH_VISIBILITY_S, Client, Clients
 from ingest.rocketmq.codes import OK, Refused
 from ingest.rocketmq.receiving import Receiving
-from store.tables.frames import UNIQ_KEY, check_name
+from store.naming import check_name
+from store.properties import UNIQ_KEY
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
 ADDRESSES_MAX: Final = 16

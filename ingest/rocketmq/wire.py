@@ -19,8 +19,10 @@ from ingest.checks.delivery import CheckRequest
 from ingest.consuming.deliveries import Delivery, shown_properties
 from ingest.rocketmq import messaging_pb2 as pb
 from ingest.rocketmq.codes import Refused
+from store.messages import Message
+from store.properties import KEYS, REAL_TOPIC, TAGS, UNIQ_KEY
 from store.records import IMMUNITY_MAX_S
-from store.tables.frames import KEYS, REAL_TOPIC, TAGS, UNIQ_KEY, Frame, FrameKind, Message
+from store.tables.frames import Frame, FrameKind
 
 TRACE_CONTEXT: Final = "TRACE_CONTEXT"
 BORN_HOST: Final = "BORN_HOST"

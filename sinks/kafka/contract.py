@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from store.naming import NAME_MAX_BYTES
 from store.records import OpKind, Via
-from store.tables.frames import NAME_MAX_BYTES
 
 #: Headers that begin with it are Escrow's; a released message has none of them but TRANSACTION_ID.
 OURS: Final = "escrow-"

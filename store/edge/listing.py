@@ -25,11 +25,12 @@ from store.directory import StoreDirectory
 from store.edge.pending_counts import Rows
 from store.errors import Corrupt
 from store.io.pages import EdgeSlot, JobSlot
+from store.properties import KEYS, PropertyFinder, encode_route
 from store.read.readers import CLOCK_SLACK_MS
 from store.records import OpKind, State, check_count_of, state_of
 from store.tables.ends import SEGMENT_BYTES as ENDS_SEGMENT
 from store.tables.ends import EndsTable
-from store.tables.frames import HALF_HEAD_BYTES, KEYS, MAGIC, Frame, FrameKind, PropertyFinder, encode_route
+from store.tables.frames import HALF_HEAD_BYTES, MAGIC, Frame, FrameKind
 from store.tables.journals.names import Dictionary
 
 Ints = npt.NDArray[np.int64]

@@ -24,9 +24,10 @@ from typing import Final
 import numpy as np
 
 from store.edge.store import EdgeStore
+from store.naming import SYSTEM_PREFIX
 from store.read.readers import LogReader
 from store.records import QUEUE_ID_BITS, State
-from store.tables.frames import MAGIC, SYSTEM_PREFIX, FrameKind
+from store.tables.frames import MAGIC, FrameKind
 from store.tables.queue_extents import Catalogue
 
 #: Halves looked at in one go, and topics removed under the lock in one go: producers wait for less than a flush of the log.

@@ -43,11 +43,11 @@ from store.errors import StoreUnusable
 from store.incarnations import Lineage
 from store.io import disk
 from store.io.pages import EdgeSlot
+from store.messages import NO_HOST, Message, dedup_keys_of, routes_of
 from store.progress import Progress, no_progress
 from store.records import ENTRY, OpKind
-from store.tables import frames
 from store.tables.ends import Answer
-from store.tables.frames import Frame, FrameKind, Message
+from store.tables.frames import Frame, FrameKind
 from store.tables.journals.names import MakerOf
 
 __all__ = ["Appended", "EdgeStore", "End"]
@@ -65,7 +65,7 @@ class EdgeStore:
         default_queues: int = 4,
         checkpoint_bytes: int = 64 << 20,
         dedup_window_s: int = 3600,
-        store_host: bytes = frames.NO_HOST,
+        store_host: bytes = NO_HOST,
         store_port: int = 0,
         on_publish: Callable[[], None] | None = None,
         progress: Progress = no_progress,
@@ -202,7 +202,7 @@ class EdgeStore:
         not wait for the disk may do it."""
         log, half_end, routes = self.log, self._state.half_end + len(halves), self._routes.known.keys()
         ops += len(messages)  # an ordinary message has its place among the ops
-        keys = len(list(filter(None, frames.dedup_keys_of(halves))))
+        keys = len(list(filter(None, dedup_keys_of(halves))))
         return (
             log.segment_bytes - log.end % log.segment_bytes > 2 * size_bytes
             and log.file.end > log.end
@@ -210,8 +210,8 @@ class EdgeStore:
             and (not ops or self.op_queue.file.end >= (self._state.op_end + ops) * ENTRY.itemsize)
             and self.ends_table.file.end >= half_end
             and self.dedup.has_room(len(self._unflushed.keys) + keys if keys else 0, now_ms // 1000)
-            and frames.routes_of(halves) <= routes
-            and frames.routes_of(messages) <= routes
+            and routes_of(halves) <= routes
+            and routes_of(messages) <= routes
         )
 
     def read_half(self, half_offset: int) -> Frame:

@@ -20,9 +20,10 @@ import numpy.typing as npt
 
 from store.io.arrays import last_of_each
 from store.io.pages import EdgeSlot, JobSlot
+from store.properties import KEYS, TAGS, PropertyFinder
 from store.read.readers import CLOCK_SLACK_MS, open_readers
 from store.records import STATE_OF_OP, OpKind, State, check_count_of, state_of
-from store.tables.frames import HALF_HEAD_BYTES, KEYS, TAGS, PropertyFinder
+from store.tables.frames import HALF_HEAD_BYTES
 
 Array = np.ndarray[Any, Any]
 Mask = npt.NDArray[np.bool_]

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from store.tables.frames import Message
+from store.messages import Message
 from tests.campaigns.fuzz_store.campaign import Campaign
 from tests.campaigns.fuzz_store.damage import Vandal, category
 from tests.campaigns.fuzz_store.history import History

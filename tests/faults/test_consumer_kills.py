@@ -17,7 +17,7 @@ import pytest
 from ingest.edge.embedded import Edge
 from store.inspect.verify.store import verify
 from store.io import disk
-from store.tables.frames import Message
+from store.messages import Message
 from store.tables.journals import consumers
 from tests.support.children import Child, Teller
 from tests.support.edge_world import T0_MS, settings_for

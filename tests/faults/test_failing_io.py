@@ -12,8 +12,8 @@ import pytest
 from store.edge.store import End
 from store.errors import FlushFailed, NoRoom, StoreUnusable
 from store.io import disk
+from store.messages import Message
 from store.records import OpKind, Via
-from store.tables.frames import Message
 from tests.support.check_store import check_store
 from tests.support.history import History
 from tests.support.points import OPENING, RECOVERING, failpoints

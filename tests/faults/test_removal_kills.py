@@ -15,7 +15,7 @@ from store.edge.removal import remove_topics
 from store.edge.store import EdgeStore
 from store.inspect.verify.store import verify
 from store.io import disk
-from store.tables.frames import Message
+from store.messages import Message
 from tests.support.points import ways
 from tests.support.service import SMALLEST, Service, read_topic
 

@@ -18,8 +18,8 @@ from store.errors import FlushFailed
 from store.io import disk
 from store.io.pages import PAGE_BYTES
 from store.job.store import JobStore
+from store.messages import Message
 from store.records import OpKind, State
-from store.tables.frames import Message
 from tests.support.service import SMALLEST, T0_MS, Service, drop
 from tests.support.world import settle_all
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
+from store.messages import Message
 from store.records import OpKind, State, Via
 from store.tables.ends import Verdict
-from store.tables.frames import Message
 
 #: Files in which a million halves fit into a few.
 MILLION = (

@@ -15,9 +15,9 @@ from store.edge.store import EdgeStore, End
 from store.errors import StoreError
 from store.guarded_clock import STATE_FILE
 from store.io.pages import JobSlot
+from store.messages import Message
 from store.read.readers import LogReader
 from store.records import OpKind, State, state_of
-from store.tables.frames import Message
 from store.tables.queue_files import topic_queue_name
 from streaming import service as module
 from streaming.settlement.settle import read_feed

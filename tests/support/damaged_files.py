@@ -15,9 +15,9 @@ from store.guarded_clock import GuardedClock
 from store.incarnations import Lineage
 from store.inspect.verify.store import verify
 from store.io import disk
+from store.messages import Message
 from store.records import OpKind, State, queue_key_of, queue_offset_of
 from store.tables.delivery_cursors import CHECK, Cursors
-from store.tables.frames import Message
 from store.tables.journals.audit import Audit, AuditRecord
 from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 from store.tables.presence import Presence

@@ -26,9 +26,9 @@ from ingest.operating.operator import Action
 from runtime.settings import Settings, load
 from store.io.wakeup import EDGE_WAKE, Waker
 from store.job.store import JobStore
+from store.messages import Message
 from store.read.readers import LogReader
 from store.records import OpKind, check_count_of, state_of
-from store.tables.frames import Message
 from store.tables.journals.names import Dictionary
 from store.tables.presence import Presence
 from streaming.settlement.settle import Settler, read_feed

@@ -16,9 +16,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from store.messages import Message
 from store.records import OpKind, State, Via
 from store.tables.ends import Verdict
-from store.tables.frames import Message
 
 T0_MS = 1_800_000_000_000
 RETENTION_MS = 600_000

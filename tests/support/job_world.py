@@ -12,11 +12,12 @@ from runtime.settings import load
 from store.directory import Geometry
 from store.edge.store import EdgeStore, End
 from store.io.pages import JobSlot
+from store.messages import Message
 from store.read.readers import LogReader, TopicReader
 from store.records import OpKind, State, Via, parse_immunity_s
 from store.tables.consume_queue import REASON_SHIFT
 from store.tables.ends import Answer
-from store.tables.frames import Frame, Message
+from store.tables.frames import Frame
 from store.tables.presence import Presence
 from store.tables.queue_files import topic_queue_name
 from streaming.service import JobService

@@ -21,9 +21,10 @@ from checker.policy import Policy
 from store.directory import Geometry
 from store.edge.store import EdgeStore, End
 from store.job.store import JobStore
+from store.messages import Message
 from store.records import OpKind, Via
 from store.tables.delivery_cursors import CHECK, PROPOSAL, QUARANTINE, Cursors
-from store.tables.frames import HALF_HEAD, HEAD, Message
+from store.tables.frames import HALF_HEAD, HEAD
 from store.tables.journals.audit import Audit, AuditRecord
 from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 from store.tables.presence import Presence

@@ -19,11 +19,12 @@ from store.directory import Geometry
 from store.edge.store import EdgeStore, End
 from store.errors import Corrupt
 from store.job.store import JobStore
+from store.messages import Message
 from store.read.readers import TopicReader, open_readers
 from store.records import OpKind, State, Via, check_count_of, queue_key_of, queue_offset_of, state_of, topic_of_key
 from store.tables.consume_queue import REASON_SHIFT
 from store.tables.ends import Answer, Verdict
-from store.tables.frames import Frame, Message
+from store.tables.frames import Frame
 from streaming.settlement.settle import Feed, Settler, read_feed
 
 T0_S = 1_800_000_000

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from ingest.consuming.deliveries import DeadLetter, Delivery
 from ingest.http.wire.fields import TEXT_MAX_CHARACTERS, Items, Name, PlaceOut, Text
-from store.tables.frames import NAME_MAX_BYTES
+from store.naming import NAME_MAX_BYTES
 
 
 class MessagesQuery(Struct, forbid_unknown_fields=True, rename={"start": "from"}):

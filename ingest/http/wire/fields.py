@@ -6,7 +6,7 @@ from typing import Annotated, Final, TypeVar
 
 from msgspec import Meta, Struct
 
-from store.tables.frames import NAME_MAX_BYTES
+from store.naming import NAME_MAX_BYTES
 
 PROPERTIES_MAX: Final = 256
 TEXT_MAX_CHARACTERS: Final = 4096

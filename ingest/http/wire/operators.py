@@ -16,7 +16,7 @@ from ingest.operating.history import Inspected
 from ingest.operating.listings import Listed, ListPage, Query
 from ingest.operating.operator import Action, Done
 from store.edge.removal import Removal
-from store.tables.frames import NAME_MAX_BYTES
+from store.naming import NAME_MAX_BYTES
 
 #: Topics that an answer names; the rest is counted.
 TOPICS_TOLD_MAX: Final = 1_000

@@ -13,18 +13,9 @@ from ingest.checks.wire import CheckOut
 from ingest.errors import InvalidRequest
 from ingest.http.wire.fields import I63, Items, Name, PlaceOut, Properties, Text
 from ingest.operating.history import Transaction
+from store.messages import ALIKE_MIN, NO_HOST, NO_PROPERTIES, AlikeMessages, Message, are_same
+from store.properties import CHECK_IMMUNITY_TIME_IN_SECONDS, KEYS, TAGS
 from store.records import IMMUNITY_MAX_S, parse_immunity_s
-from store.tables.frames import (
-    ALIKE_MIN,
-    CHECK_IMMUNITY_TIME_IN_SECONDS,
-    KEYS,
-    NO_HOST,
-    NO_PROPERTIES,
-    TAGS,
-    AlikeMessages,
-    Message,
-    are_same,
-)
 
 
 class MessageIn(Struct, forbid_unknown_fields=True):

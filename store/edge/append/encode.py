@@ -12,9 +12,21 @@ import numpy as np
 from store.edge.append.log_writer import QUEUE_OPEN, Tails
 from store.edge.append.routes import Routes
 from store.errors import BodyTooLarge, IllegalProperty, InvalidRecord
+from store.messages import ALIKE_MIN, AlikeMessages, Message
+from store.naming import check_name
+from store.properties import (
+    CHECK_IMMUNITY_TIME_IN_SECONDS,
+    DEDUP_KEY,
+    KEYS,
+    TAGS,
+    encode_dedup_keys,
+    encode_given_properties,
+    encode_properties,
+    tags_code,
+)
 from store.records import IMMUNITY_MAX_S, NO_POSITION, parse_immunity_s
 from store.tables import frames
-from store.tables.frames import ALIKE_MIN, AlikeMessages, FrameKind, Message
+from store.tables.frames import FrameKind
 
 MAX_BODY_BYTES: Final = 4 << 20
 PROPERTIES_ROOM_BYTES: Final = 32 << 10
@@ -73,7 +85,7 @@ class MessageEncoder:
         once. None if one must be refused: then encode one by one, to find it."""
         first = messages[0]._replace(body=b"", dedup_key="", born_at_ms=0)
         head, (_, encoded) = self.encode_one(first, kind, now_ms)
-        tails = [encoded + key for key in frames.encode_dedup_keys(messages.dedup_keys)]
+        tails = [encoded + key for key in encode_dedup_keys(messages.dedup_keys)]
         body_sizes, tail_sizes = list(map(len, messages.bodies)), list(map(len, tails))
         if max(body_sizes) > self._max_body_bytes or max(tail_sizes) > PROPERTIES_MAX_BYTES:
             return None
@@ -90,8 +102,8 @@ class MessageEncoder:
         unmade = -1
         for number, message in enumerate(messages):
             try:
-                frames.check_name(message.group, "group")
-                frames.check_name(message.topic, "topic")
+                check_name(message.group, "group")
+                check_name(message.topic, "topic")
                 self.encode_one(message, kind, now_ms)
             except InvalidRecord:
                 return number
@@ -116,17 +128,17 @@ class MessageEncoder:
         if queue_id is not None and not 0 <= queue_id < queues:
             raise InvalidRecord(f"queue_id: {queue_id}; {message.topic} has queues 0 to {queues - 1}")
         if properties := message.properties:
-            encoded += frames.encode_given_properties(properties)
-            if frames.TAGS in properties:
-                code = frames.tags_code(properties[frames.TAGS])
-            if not immunity_s and frames.CHECK_IMMUNITY_TIME_IN_SECONDS in properties:
-                immunity_s = parse_immunity_s(properties[frames.CHECK_IMMUNITY_TIME_IN_SECONDS])
-            if queue_id is None and (key := properties.get(frames.KEYS)):
+            encoded += encode_given_properties(properties)
+            if TAGS in properties:
+                code = tags_code(properties[TAGS])
+            if not immunity_s and CHECK_IMMUNITY_TIME_IN_SECONDS in properties:
+                immunity_s = parse_immunity_s(properties[CHECK_IMMUNITY_TIME_IN_SECONDS])
+            if queue_id is None and (key := properties.get(KEYS)):
                 queue_id = crc32(key.encode()) % queues
         if message.dedup_key:
-            encoded += frames.encode_properties({frames.DEDUP_KEY: message.dedup_key})
+            encoded += encode_properties({DEDUP_KEY: message.dedup_key})
         if message.own:
-            encoded += frames.encode_properties(message.own)
+            encoded += encode_properties(message.own)
         elif len(encoded) > PROPERTIES_MAX_BYTES:
             raise IllegalProperty(
                 f"properties: {len(encoded)} bytes with key, tags and dedup_key; at most {PROPERTIES_MAX_BYTES} are taken"

@@ -15,10 +15,11 @@ from store.edge.append.unflushed import Unflushed
 from store.edge.files import EdgeFiles, EdgeState
 from store.edge.pending_counts import PendingByGroup
 from store.errors import Corrupt
+from store.messages import ALIKE_MIN
 from store.records import NO_POSITION, QUEUE_ID_BITS, STATE_OF_OP, OpKind, State, Via
 from store.tables import frames
 from store.tables.ends import Answer, Verdict, byte_after, judge
-from store.tables.frames import ALIKE_MIN, FrameKind, Op
+from store.tables.frames import FrameKind, Op
 
 #: What a producer says of nearly every half.
 _PLAIN_ENDS: Final = frozenset({OpKind.COMMIT, OpKind.ROLLBACK})

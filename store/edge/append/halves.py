@@ -13,9 +13,8 @@ from store.edge.append.unflushed import Unflushed
 from store.edge.files import EdgeFiles, EdgeState
 from store.edge.pending_counts import PendingByGroup
 from store.errors import DuplicateKey
-from store.tables import frames
+from store.messages import Message, bodies_of, dedup_keys_of
 from store.tables.dedup import Known, digest_of
-from store.tables.frames import Message
 
 
 class HalfAppender:
@@ -58,14 +57,14 @@ class HalfAppender:
     def _offsets_and_keys(self, messages: Sequence[Message], heads: Any, now_s: int) -> tuple[Sequence[int], dict[bytes, Known]]:
         """(half_offset of each message, keys to remember). An offset before half_end is that of an earlier half
         with the same dedup key."""
-        following, given = self._state.half_end, frames.dedup_keys_of(messages)
+        following, given = self._state.half_end, dedup_keys_of(messages)
         keys: dict[bytes, Known] = {}
         if not any(given):
             return range(following, following + len(messages)), keys
         group_nos = heads["group_no"].tolist()
         digests = [digest_of(group_no, key) if key else b"" for key, group_no in zip(given, group_nos, strict=True)]
         earlier = self._unflushed.known(digests, now_s)
-        crcs = [crc32(body) for body in frames.bodies_of(messages)]
+        crcs = [crc32(body) for body in bodies_of(messages)]
         if not earlier and all(digests):  # mostly
             stop = following + len(messages)
             keys = dict(zip(digests, map(Known, range(following, stop), repeat(now_s), crcs), strict=True))

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
-from store.tables import frames
-from store.tables.frames import Message
+from store.messages import Message, routes_of
+from store.properties import encode_route
 from store.tables.journals.names import Dictionary, MakerOf, nobody
 
 #: Beyond so many pairs of group and topic, all are learned again.
@@ -36,7 +36,7 @@ class Routes:
     def make(self, messages: Sequence[Message]) -> None:
         """Learn the routes of messages. All names that are new are made together, or none."""
         names = self._dictionary
-        unknown: Collection[tuple[str, str]] = frames.routes_of(messages)
+        unknown: Collection[tuple[str, str]] = routes_of(messages)
         if len(unknown) > 1:  # numbers follow the order of the messages, not of a set
             unknown = list(dict.fromkeys((message.group, message.topic) for message in messages))
         with self._lock:
@@ -47,7 +47,7 @@ class Routes:
                 group_no, topic_no = names.group_no(group), names.topic_no(topic)
                 assert group_no is not None
                 assert topic_no is not None
-                common = frames.encode_route(group, topic)
+                common = encode_route(group, topic)
                 self.known[group, topic] = Route(group_no, topic_no, names.queues[topic_no], common)
 
     def drop(self, topic_nos: Collection[int]) -> None:

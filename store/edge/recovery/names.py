@@ -28,7 +28,9 @@ import numpy as np
 from store.directory import TOPIC_REMOVAL, StoreDirectory
 from store.errors import Corrupt, NamesLost
 from store.io import disk, journal
+from store.naming import DLQ_PREFIX
 from store.progress import Progress
+from store.properties import KEYS, PGROUP, REAL_TOPIC, PropertyFinder
 from store.records import QUEUES_PER_TOPIC_MAX, State, state_of, topic_of_key
 from store.tables import frames
 from store.tables.commit_log import CommitLog
@@ -40,7 +42,7 @@ from store.tables.queue_extents import Catalogue
 from store.tables.state_table import StateTable
 
 _QUEUE_COUNTS: Final = np.arange(1, QUEUES_PER_TOPIC_MAX + 1)
-_GROUP, _TOPIC, _KEY = (frames.PropertyFinder(name) for name in (frames.PGROUP, frames.REAL_TOPIC, frames.KEYS))
+_GROUP, _TOPIC, _KEY = (PropertyFinder(name) for name in (PGROUP, REAL_TOPIC, KEYS))
 #: So many numbers behind the last one that anything tells may have been given to names that nothing uses.
 UNTOLD_MAX: Final = 65_536
 _KINDS: Final = {NameKind.GROUP: "group", NameKind.TOPIC: "topic"}
@@ -264,7 +266,7 @@ class _Gathered:
 
     def _queues_of(self, told: _Told) -> int:
         """How many queues a topic had of which only frames are left: as many as fit to where its messages went."""
-        if told.name.startswith(frames.DLQ_PREFIX):
+        if told.name.startswith(DLQ_PREFIX):
             return told.queues_min
         fitting = [count for count in range(told.queues_min, QUEUES_PER_TOPIC_MAX + 1) if told.fits >> (count - 1) & 1]
         usual = max(self.default_queues, told.queues_min)

@@ -28,6 +28,7 @@ from store.errors import Corrupt, CursorBeyondLog
 from store.io import disk
 from store.io.pages import EdgeSlot
 from store.progress import Progress
+from store.properties import DEDUP_KEY, PropertyFinder
 from store.records import ENTRY, NO_POSITION, QUEUE_ID_BITS, OpKind, queue_key_of, queue_offset_of
 from store.tables import frames
 from store.tables.consume_queue import ASKED_TAG, ConsumeQueue
@@ -36,7 +37,7 @@ from store.tables.ends import byte_after
 from store.tables.frames import FrameKind
 from store.tables.queue_extents import Catalogue
 
-_DEDUP_KEY = frames.PropertyFinder(frames.DEDUP_KEY)
+_DEDUP_KEY = PropertyFinder(DEDUP_KEY)
 _NO_HALF = -1
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from store.directory import TOPIC_REMOVAL, StoreDirectory
 from store.errors import IllegalName
 from store.inspect.verify.files import Findings
+from store.naming import check_name
 from store.records import QUEUES_PER_TOPIC_MAX
-from store.tables import frames
 from store.tables.journals import names as dictionary
 from store.tables.journals.names import NameKind, NameRecord
 
@@ -34,7 +34,7 @@ class CheckedNames:
                 record = dictionary.decode(payload)
                 kind = NameKind(record.kind)
                 if kind != NameKind.MAKER and record.name != dictionary.stand_in(record.number):
-                    frames.check_name(record.name, kind.name.lower())
+                    check_name(record.name, kind.name.lower())
             except (struct.error, ValueError, IllegalName) as error:
                 findings.add(path, at, f"not a name: {error}")
                 continue

@@ -20,8 +20,9 @@ from store.inspect.verify.journals import check_journal
 from store.inspect.verify.log_walk import LogWalk
 from store.io import disk, journal, journal_marks
 from store.io.segments import NAME_DIGITS
+from store.properties import DEDUP_KEY, PropertyFinder
 from store.records import ENTRY
-from store.tables import dedup, frames
+from store.tables import dedup
 from store.tables.dedup import SLOT, SLOT_DTYPE, digest_of
 from store.tables.delivery_cursors import CURSOR_MAGIC
 from store.tables.frames import HALF_HEAD
@@ -32,7 +33,7 @@ from store.tables.presence import SEGMENT_BYTES as PRESENCE_SEGMENT_BYTES
 
 _CURSORS: Final = ("check", "proposal", "quarantine")
 _CURSOR_SLOTS: Final = 8
-_DEDUP_KEY: Final = frames.PropertyFinder(frames.DEDUP_KEY)
+_DEDUP_KEY: Final = PropertyFinder(DEDUP_KEY)
 
 
 def check_small_files(directory: StoreDirectory, edge: EdgeFiles, walk: LogWalk, job: JobFiles, findings: Findings) -> None:

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 from store.errors import Corrupt
 from store.io.journal import HEAD, Journal
 from store.io.pages import EdgeSlot
-from store.tables.frames import SYSTEM_PREFIX
+from store.naming import SYSTEM_PREFIX
 
 NAME: Final = "audit"
 #: Where the page says how far it was flushed.

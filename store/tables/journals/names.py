@@ -28,8 +28,8 @@ from typing import Final, NamedTuple
 
 from store.errors import Corrupt, IllegalName, InvalidRecord
 from store.io.journal import Journal
+from store.naming import LOST_PREFIX, check_name
 from store.records import QUEUES_PER_TOPIC_MAX, TOPIC_NO_MAX
-from store.tables.frames import LOST_PREFIX, check_name
 
 RECORD: Final = struct.Struct("<BBHi")
 assert RECORD.size == 8

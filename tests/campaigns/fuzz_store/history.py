@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from store.messages import Message
 from store.records import STATE_OF_OP, OpKind, State, Via, queue_key_of, queue_offset_of
-from store.tables.frames import Message
 from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 from tests.support.service import SMALLEST, T0_MS, Service
 

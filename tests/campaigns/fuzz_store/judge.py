@@ -19,9 +19,10 @@ from store.edge.store import EdgeStore, End
 from store.errors import StoreError
 from store.inspect.verify.store import verify
 from store.job.store import JobStore
+from store.messages import Message
 from store.read.readers import LogReader, TopicReader
 from store.records import OpKind, State, queue_key_of, queue_offset_of, topic_of_key
-from store.tables.frames import FrameKind, Message
+from store.tables.frames import FrameKind
 from streaming.settlement.settle import Settler, read_feed
 from tests.campaigns.fuzz_store.damage import Damage, category
 from tests.campaigns.fuzz_store.history import DAY_S, Facts, Place, Span

@@ -20,12 +20,12 @@ from ingest.consuming.settled_queues import Settled
 from ingest.consuming.tail import Tail
 from store.edge.store import EdgeStore, End
 from store.job.store import JobStore
+from store.messages import Message
 from store.read.readers import LogReader
 from store.records import OpKind, Via, queue_key_of, queue_offset_of
 from store.tables import delivery_cursors
 from store.tables.delivery_cursors import Cursors
 from store.tables.ends import Verdict
-from store.tables.frames import Message
 from streaming.settlement.settle import Settler
 from tests.support.service import Service, drop, read_topic
 

@@ -20,11 +20,11 @@ from store.edge.store import EdgeStore
 from store.errors import InvalidRecord
 from store.inspect.verify.store import verify
 from store.job.store import JobStore
-from store.tables import frames
-from store.tables.frames import AlikeMessages, Message
+from store.messages import AlikeMessages, Message
+from store.properties import DEDUP_KEY, DELAY_PROPERTIES, KEYS, OWN_PROPERTIES, TAGS, UNIQ_KEY
 from tests.support.service import SMALLEST, T0_MS, drop
 
-RESERVED = [*sorted(frames.OWN_PROPERTIES | frames.DELAY_PROPERTIES), frames.KEYS, frames.TAGS, frames.UNIQ_KEY]
+RESERVED = [*sorted(OWN_PROPERTIES | DELAY_PROPERTIES), KEYS, TAGS, UNIQ_KEY]
 text = st.text(st.characters(codec=None), max_size=12)
 pieces = st.sampled_from(["", "x", " ", "\x00", "\x01", "\x02", "\x03", "\ud800", "é", "\U0001f4b6", "=", "\n"])
 #: Names and values that resemble reserved ones: before, behind and around them.
@@ -80,7 +80,7 @@ def check(root: Path, sent: Sequence[Sequence[Message]], acknowledged: dict[int,
                 (offset,) = edge.prepare([message], T0_MS)
             except InvalidRecord:
                 continue
-            assert edge.read_half(offset).properties[frames.DEDUP_KEY] == message.dedup_key
+            assert edge.read_half(offset).properties[DEDUP_KEY] == message.dedup_key
     assert verify(root).problems == []
 
 

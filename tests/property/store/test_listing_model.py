@@ -17,9 +17,9 @@ from store.edge import listing as listings
 from store.edge.listing import DISCARDED, ENDED, IN_DOUBT, OPEN, Listing, Wanted
 from store.edge.store import End
 from store.io.pages import EdgeSlot
+from store.messages import Message
 from store.records import OpKind, State, Via
 from store.tables.ends import Verdict
-from store.tables.frames import Message
 from tests.support.seeds import seeds
 from tests.support.service import SMALLEST, Service
 

@@ -21,9 +21,9 @@ from store.edge.removal import remove_topics
 from store.edge.store import End
 from store.errors import Corrupt
 from store.inspect.verify.store import verify
+from store.messages import Message
 from store.records import OpKind, State, Via
 from store.tables.ends import Verdict
-from store.tables.frames import Message
 from tests.support.seeds import seeds
 from tests.support.service import SMALLEST, Service, place, read_topic
 

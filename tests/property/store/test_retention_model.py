@@ -20,9 +20,9 @@ import pytest
 from checker.policy import Policy
 from store.edge.store import End
 from store.inspect.verify.store import verify
+from store.messages import Message
 from store.records import OpKind, State, Via, topic_of_key
 from store.tables.ends import Answer, Verdict
-from store.tables.frames import Message
 from tests.support.seeds import seeds
 from tests.support.service import SMALLEST, Service, place, read_topic
 

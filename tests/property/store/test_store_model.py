@@ -24,9 +24,9 @@ from store.errors import StoreUnusable
 from store.inspect.verify.store import verify
 from store.io import disk
 from store.job.store import JobStore
+from store.messages import Message
 from store.records import OpKind, State, Via, check_count_of, state_of
 from store.tables.ends import Verdict
-from store.tables.frames import Message
 from store.tables.redo_log import RedoLog
 from streaming.settlement.settle import Settler
 from tests.support.seeds import seeds

@@ -21,8 +21,9 @@ from store.inspect.verify.store import ROOT_NAMES, verify
 from store.io import journal
 from store.io.pages import EDGE_MAGIC, JOB_MAGIC, EdgeSlot
 from store.job.store import JobStore
+from store.messages import Message
 from store.records import ENTRY, ROW, OpKind
-from store.tables.frames import HALF_HEAD, OP_HEAD, Message
+from store.tables.frames import HALF_HEAD, OP_HEAD
 from store.tables.journals import consumers
 from store.tables.journals import names as dictionary
 from store.tables.queue_extents import SLOT

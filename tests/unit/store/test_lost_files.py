@@ -11,8 +11,8 @@ from store.errors import Corrupt, CursorBeyondLog
 from store.inspect.verify.store import verify
 from store.io.pages import EDGE_MAGIC, EdgeSlot, PublishedPage
 from store.job.store import JobStore
+from store.messages import Message
 from store.records import OpKind
-from store.tables.frames import Message
 from streaming.settlement.settle import Settler, read_feed
 
 SMALL = Geometry(64 * 1024, 64, 64, 64, 64)

@@ -11,9 +11,9 @@ from store.edge.store import EdgeStore, End
 from store.inspect.dump import dump
 from store.inspect.verify.store import verify
 from store.job.store import JobStore
+from store.messages import Message
 from store.records import OpKind
 from store.tables.ends import Verdict
-from store.tables.frames import Message
 from tests.support.sample_store import T0_MS
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"

@@ -8,10 +8,10 @@ import numpy as np
 
 from store.inspect.verify.edge_files import EdgeFiles
 from store.inspect.verify.files import Array, Ints
-from store.tables import frames
+from store.properties import PGROUP, REAL_TOPIC, TAGS, PropertyFinder, decode_properties, encode_properties, tags_code
 from store.tables.frames import HALF_HEAD
 
-_TAG: Final = frames.PropertyFinder(frames.TAGS)
+_TAG: Final = PropertyFinder(TAGS)
 
 
 class MessageFrames:
@@ -51,8 +51,8 @@ class MessageFrames:
             if prefix is None:
                 if not (0 <= group_no < len(edge.groups) and 0 <= topic_no < len(edge.topics)):
                     continue
-                own = {frames.PGROUP: edge.groups[group_no], frames.REAL_TOPIC: edge.topics[topic_no]}
-                prefix = prefixes[group_no, topic_no] = frames.encode_properties(own)
+                own = {PGROUP: edge.groups[group_no], REAL_TOPIC: edge.topics[topic_no]}
+                prefix = prefixes[group_no, topic_no] = encode_properties(own)
             at = offset - start + HALF_HEAD.itemsize + body
             content = bytes(raw[at : at + size])
             if not code and content.startswith(prefix) and _TAG.find(content) is None:
@@ -62,12 +62,12 @@ class MessageFrames:
     def _check_properties(self, offset: int, at: int, content: bytes, prefix: bytes, code: int) -> None:
         edge = self._edge
         try:
-            properties = frames.decode_properties(content)
+            properties = decode_properties(content)
         except ValueError:
             edge.log.add(at, "properties that cannot be read")
             return
-        own = frames.decode_properties(prefix)
+        own = decode_properties(prefix)
         if any(properties.get(name) != value for name, value in own.items()):
-            edge.log.add(at, f"{frames.PGROUP} or {frames.REAL_TOPIC} is not what the dictionary has for the frame's numbers")
-        if frames.tags_code(properties.get(frames.TAGS, "")) != code:
+            edge.log.add(at, f"{PGROUP} or {REAL_TOPIC} is not what the dictionary has for the frame's numbers")
+        if tags_code(properties.get(TAGS, "")) != code:
             edge.log.add(offset + 40, "the tags code is not that of TAGS")

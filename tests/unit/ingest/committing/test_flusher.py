@@ -14,7 +14,7 @@ from ingest.committing.flusher import KernelFlusher, make_flusher
 from store.errors import FlushFailed
 from store.io import disk
 from store.io.pages import EdgeSlot
-from store.tables.frames import Message
+from store.messages import Message
 from tests.support.service import SMALLEST, Service
 
 HALF = Message("g", "t", b"body")

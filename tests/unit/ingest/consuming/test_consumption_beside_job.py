@@ -6,7 +6,7 @@ import asyncio
 
 from ingest.capabilities import EndRequest
 from ingest.edge.embedded import Edge
-from store.tables.frames import Message
+from store.messages import Message
 from tests.support.edge_world import settings_for
 from tests.support.service import read_topic
 from tests.support.standin import Standin

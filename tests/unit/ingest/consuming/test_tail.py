@@ -10,11 +10,11 @@ from ingest.consuming.tail import Tail
 from runtime.clock import this_boot
 from store.edge.store import EdgeStore
 from store.job.store import JobStore
+from store.messages import Message
 from store.read.readers import LogReader
 from store.tables import delivery_cursors
 from store.tables.delivery_cursors import Cursors
 from store.tables.ends import Verdict
-from store.tables.frames import Message
 from tests.support.service import Service
 
 BOOT = 7

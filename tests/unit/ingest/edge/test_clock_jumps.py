@@ -11,8 +11,8 @@ import pytest
 from ingest.edge.embedded import Edge
 from store.guarded_clock import ALERT_FILE
 from store.io.pages import EdgeSlot
+from store.messages import Message
 from store.tables.dedup import Dedup, Known, digest_of
-from store.tables.frames import Message
 from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 from tests.support.edge_world import settings_for
 from tests.support.hand_clock import START_MS, HandClock

@@ -14,8 +14,8 @@ from store.directory import Geometry
 from store.edge.store import EdgeStore, End
 from store.errors import BodyTooLarge, StoreUnusable
 from store.io import disk
+from store.messages import Message
 from store.records import OpKind
-from store.tables.frames import Message
 from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers, Progress
 from tests.support.edge_world import T0_MS, world
 

@@ -8,7 +8,7 @@ import pytest
 from ingest.errors import InvalidRequest
 from ingest.http.wire import codec, producers, sealed_halves
 from ingest.ids import Sealer
-from store.tables.frames import ALIKE_MIN, AlikeMessages, Message
+from store.messages import ALIKE_MIN, AlikeMessages, Message
 
 PLAIN = {"group": "orders", "topic": "paid", "text": "é"}
 

@@ -13,8 +13,8 @@ from ingest.operating.operator import Action
 from store.errors import StoreError
 from store.inspect.verify.store import verify
 from store.io import disk
+from store.messages import Message
 from store.records import OpKind, State
-from store.tables.frames import Message
 from store.tables.journals.audit import Audit, AuditRecord
 from tests.support.edge_world import world
 

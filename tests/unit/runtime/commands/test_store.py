@@ -13,7 +13,7 @@ import pytest
 from escrow.cli import exits, main
 from store.edge.store import EdgeStore
 from store.errors import Corrupt
-from store.tables.frames import Message
+from store.messages import Message
 from tests.support.sample_store import T0_MS, build_sample
 
 GOLDEN = Path(__file__).parents[3] / "golden"

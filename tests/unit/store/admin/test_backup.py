@@ -11,9 +11,9 @@ import pytest
 from store.admin.backup import MANIFEST, backup, restore
 from store.errors import Corrupt, FormatTooNew, NotAStore, StoreError, StoreUnusable
 from store.inspect.verify.store import verify
+from store.messages import Message
 from store.read.readers import open_readers
 from store.records import OpKind, State, topic_of_key
-from store.tables.frames import Message
 from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 from tests.support.service import Service, segment_files, verdicts
 

@@ -14,8 +14,8 @@ from store.errors import Corrupt
 from store.inspect.verify.store import verify
 from store.io import journal
 from store.io.pages import EDGE_MAGIC, EdgeSlot, PublishedPage
+from store.messages import Message
 from store.records import queue_key_of, queue_offset_of
-from store.tables.frames import Message
 from store.tables.journals.names import Dictionary
 from tests.support.service import SMALLEST, Service
 

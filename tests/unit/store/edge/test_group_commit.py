@@ -11,8 +11,8 @@ from store.edge.store import EdgeStore
 from store.errors import FlushFailed, StoreUnusable
 from store.io import disk
 from store.io.pages import EdgeSlot
+from store.messages import Message
 from store.tables.ends import Verdict
-from store.tables.frames import Message
 from tests.support.service import ROOMY, SMALLEST, Service
 
 

@@ -14,9 +14,9 @@ from store.edge.store import EdgeStore, End
 from store.errors import Corrupt, IllegalName, NamesLost, StoreError
 from store.inspect.verify.store import verify
 from store.job.store import JobStore
+from store.messages import Message
 from store.records import OpKind
 from store.tables.ends import Verdict
-from store.tables.frames import Message
 from store.tables.journals.audit import Audit, AuditRecord
 from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 from store.tables.journals.names import Dictionary, NameKind

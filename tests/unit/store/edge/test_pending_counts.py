@@ -16,8 +16,8 @@ from store.edge import pending_counts
 from store.edge.pending_counts import NEVER_S, OldestPending
 from store.edge.store import EdgeStore, End
 from store.job.store import JobStore
+from store.messages import Message
 from store.records import OpKind, Via
-from store.tables.frames import Message
 from streaming.settlement.settle import Settler, read_feed
 
 T0_MS = 1_800_000_000_000

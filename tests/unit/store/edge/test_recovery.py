@@ -10,9 +10,9 @@ import pytest
 from store.edge.store import End
 from store.errors import Corrupt, CursorBeyondLog
 from store.io import disk
+from store.messages import Message
 from store.records import OpKind, State, Via
 from store.tables.ends import Verdict
-from store.tables.frames import Message
 from tests.support.service import Service, contents, drop, verdicts
 
 

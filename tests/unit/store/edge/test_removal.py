@@ -19,9 +19,9 @@ from store.inspect.verify.files import Problem
 from store.inspect.verify.store import verify
 from store.io import journal
 from store.job.store import JobStore
+from store.messages import Message
 from store.records import OpKind, Via, queue_key_of, queue_offset_of
 from store.tables.ends import Verdict
-from store.tables.frames import Message
 from store.tables.journals.names import EDITION_MAX, TOPICS_MAX, Dictionary, NameKind, decode
 from tests.support.service import SMALLEST, Service, read_topic
 

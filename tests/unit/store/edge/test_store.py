@@ -24,11 +24,13 @@ from store.errors import (
 )
 from store.io import disk
 from store.io.pages import EdgeSlot
+from store.messages import AlikeMessages, Message, joined
+from store.properties import tags_code
 from store.records import IMMUNITY_MAX_S, OpKind, State, Via
 from store.tables import dedup as dedup_module
 from store.tables import frames
 from store.tables.ends import Verdict
-from store.tables.frames import AlikeMessages, FrameKind, Message, joined
+from store.tables.frames import FrameKind
 from tests.support.service import SMALLEST, T0_MS, Service, place, verdicts
 
 
@@ -56,7 +58,7 @@ def test_a_half_carries_everything_that_was_given(service):
     assert frame.properties == {"PGROUP": "orders", "REAL_TOPIC": "paid", **message.properties}
     wanted = {"queue_id": 3, "born_at_ms": T0_MS - 9, "born_port": 65535, "immunity_s": 77, "flag": 0xFFFFFFFF}
     assert wanted.items() <= frame.fields.items()
-    assert frame.fields["tags_code"] == frames.tags_code("eu")
+    assert frame.fields["tags_code"] == tags_code("eu")
 
 
 def test_without_a_born_time_the_stored_time_is_taken(service):

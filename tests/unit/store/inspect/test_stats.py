@@ -14,7 +14,7 @@ from store.errors import NotAStore, StoreLocked
 from store.inspect.stats import stats
 from store.inspect.verify.store import verify
 from store.job.store import JobStore
-from store.tables.frames import Message
+from store.messages import Message
 from tests.support.sample_store import GEOMETRY, T0_MS, build_sample
 from tests.support.service import Service
 

@@ -20,9 +20,10 @@ from store.edge.store import EdgeStore, End
 from store.errors import FormatTooNew, NotAStore
 from store.inspect.verify.store import Problem, verify
 from store.job.store import JobStore
+from store.messages import Message
 from store.records import OpKind, State, pack_position, pack_word
 from store.tables.commit_log import NAME as COMMIT_LOG
-from store.tables.frames import Message, Op
+from store.tables.frames import Op
 from tests.support.history import History, Retain
 from tests.support.sample_store import GEOMETRY, T0_MS, Sample, build_sample
 from tests.support.world import World, open_edge, open_job, small_tables

@@ -11,7 +11,7 @@ from store.admin.rebuild import rebuild
 from store.directory import Geometry
 from store.edge.store import EdgeStore
 from store.job.store import JobStore
-from store.tables.frames import Message
+from store.messages import Message
 from store.tables.journals.audit import Audit, AuditRecord
 from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 

@@ -15,11 +15,11 @@ from store.inspect.verify.store import verify
 from store.io import disk
 from store.io.pages import EdgeSlot, JobSlot
 from store.job.store import JobStore
+from store.messages import Message
 from store.read.readers import LogReader
 from store.records import OpKind, State, Via
 from store.tables import ends
 from store.tables.ends import Answer, Verdict
-from store.tables.frames import Message
 from streaming.settlement.settle import Settler, read_feed
 from tests.support.service import Service, segment_files
 

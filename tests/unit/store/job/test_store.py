@@ -12,8 +12,8 @@ from store.errors import BatchBeyondCursor, CursorBeyondLog, FlushFailed, NotASt
 from store.io import disk
 from store.io.pages import JobSlot
 from store.job.store import JobStore
+from store.messages import Message
 from store.records import OpKind, State, pack_word
-from store.tables.frames import Message
 from store.tables.redo_log import TOTALS, RedoKind, RedoLog, kinds_of
 from streaming.settlement.settle import Feed, Settler
 from tests.support.service import ROOMY, Service, contents, drop

@@ -13,8 +13,8 @@ import pytest
 from store.errors import IllegalName
 from store.inspect.verify.store import verify
 from store.io import disk
+from store.messages import Message
 from store.records import queue_key_of, queue_offset_of
-from store.tables.frames import Message
 from store.tables.queue_extents import SLOTS_PER_FILE, Catalogue
 from tests.support.service import Service
 
@@ -23,7 +23,7 @@ import json, os, resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 from store.edge.store import EdgeStore
-from store.tables.frames import Message
+from store.messages import Message
 from store.job.store import JobStore
 from store.read.readers import TopicReader
 from streaming.settlement.settle import Settler, read_feed

@@ -7,10 +7,10 @@ import pytest
 
 from store.edge.store import EdgeStore
 from store.errors import NotAStore
+from store.messages import Message
+from store.properties import tags_code
 from store.read.readers import LogReader, TopicReader, open_readers
 from store.records import OpKind, State, Via, pack_position
-from store.tables import frames
-from store.tables.frames import Message
 from streaming.settlement.settle import read_feed
 from tests.support.service import SMALLEST, contents
 
@@ -107,7 +107,7 @@ def test_tags_follow_a_release_into_a_segment_made_after_the_job_opened(service)
     topics = TopicReader(service.job.directory)
     codes = [code for queue_id in range(4) for code in topics.topic_entries(0, queue_id, 0, 1000)[1]["tags_code"].tolist()]
     assert len(service.edge.log.file.starts()) > 1
-    assert codes == [frames.tags_code("a")] * len(halves)
+    assert codes == [tags_code("a")] * len(halves)
 
 
 def test_history_has_every_readable_op_of_a_half_in_order(service):

@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from store import properties
 from store.errors import Corrupt, DelayedHalf, IllegalName, IllegalProperty, InvalidRecord
+from store.naming import RESERVED_TOPICS, check_name
+from store.properties import (
+    DELAY_PROPERTIES,
+    OWN_PROPERTIES,
+    PropertyFinder,
+    decode_properties,
+    encode_given_properties,
+    encode_properties,
+    tags_code,
+)
 from store.records import OpKind, Via
 from store.tables import frames
 from store.tables.frames import FrameKind, Op
@@ -17,7 +28,7 @@ from store.tables.frames import FrameKind, Op
 
 def half_frame(body=b"body", properties=None, at=0, **fields):
     head = np.zeros(1, frames.HALF_HEAD)
-    encoded = frames.encode_properties(properties or {})
+    encoded = encode_properties(properties or {})
     head["kind"], head["body_bytes"], head["properties_bytes"] = FrameKind.HALF, len(body), len(encoded)
     for name, value in fields.items():
         head[name] = value
@@ -100,23 +111,23 @@ def test_a_pad_counts_by_its_head_only():
 # --- names and properties -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["orders", "A-b_c.d%|9", "x" * 127])
 def test_legal_names(name):
-    assert frames.check_name(name, "topic") == name
+    assert check_name(name, "topic") == name
 
 
 @pytest.mark.parametrize("what", ["topic", "group"])
 @pytest.mark.parametrize("name", ["", "x" * 128, "a b", "ä", "a/b", "a\0", ".", "..", "\ud800", "é" * 64])
 def test_illegal_names_are_refused_with_the_field_named(name, what):
     with pytest.raises(IllegalName, match=f"^{what}: ") as raised:
-        frames.check_name(name, what)
+        check_name(name, what)
     assert isinstance(raised.value, InvalidRecord)
     assert isinstance(raised.value, ValueError)
 
 
-@pytest.mark.parametrize("name", sorted(frames.RESERVED_TOPICS))
+@pytest.mark.parametrize("name", sorted(RESERVED_TOPICS))
 def test_producers_may_not_send_to_the_reserved_topics(name):
     with pytest.raises(IllegalName, match="Escrow's own"):
-        frames.check_name(name, "topic")
-    assert frames.check_name(name, "group") == name
+        check_name(name, "topic")
+    assert check_name(name, "group") == name
 
 
 def test_the_reserved_topics_are_rocketmqs():
@@ -124,36 +135,36 @@ def test_the_reserved_topics_are_rocketmqs():
         "RMQ_SYS_TRANS_HALF_TOPIC",
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
         "TRANS_CHECK_MAX_TIME_TOPIC",
-    } == frames.RESERVED_TOPICS
+    } == RESERVED_TOPICS
 
 
-@pytest.mark.parametrize("name", sorted(frames.OWN_PROPERTIES))
+@pytest.mark.parametrize("name", sorted(OWN_PROPERTIES))
 def test_a_producer_may_not_set_escrows_own_properties(name):
     with pytest.raises(IllegalProperty, match=name):
-        frames.encode_given_properties({"fine": "x", name: "1"})
+        encode_given_properties({"fine": "x", name: "1"})
 
 
-@pytest.mark.parametrize("name", sorted(frames.DELAY_PROPERTIES))
+@pytest.mark.parametrize("name", sorted(DELAY_PROPERTIES))
 def test_a_delay_is_refused(name):
     with pytest.raises(DelayedHalf, match="cannot be delayed"):
-        frames.encode_given_properties({name: "1"})
+        encode_given_properties({name: "1"})
 
 
 @pytest.mark.parametrize(("name", "value"), [("", "x"), ("a\x01b", "x"), ("a", "\x02"), ("a\x02", ""), ("a", "x\x01")])
 def test_properties_that_could_not_be_told_apart_are_refused(name, value):
     with pytest.raises(IllegalProperty):
-        frames.encode_given_properties({name: value})
+        encode_given_properties({name: value})
 
 
 def test_a_property_that_is_no_utf8_is_refused():
     with pytest.raises(IllegalProperty, match="UTF-8"):
-        frames.encode_properties({"a": "\ud800"})
+        encode_properties({"a": "\ud800"})
 
 
 def test_properties_may_be_empty_and_hold_anything_else():
     properties = {"a": "", "b": "=;\n\0", "c": "日本"}
-    assert frames.decode_properties(frames.encode_properties(properties)) == properties
-    assert frames.decode_properties(b"") == {}
+    assert decode_properties(encode_properties(properties)) == properties
+    assert decode_properties(b"") == {}
 
 
 @pytest.mark.parametrize(
@@ -168,12 +179,12 @@ def test_properties_may_be_empty_and_hold_anything_else():
     ],
 )
 def test_a_property_is_found_by_its_whole_name(properties, value):
-    assert frames.PropertyFinder("k").find(frames.encode_properties(properties)) == value
+    assert PropertyFinder("k").find(encode_properties(properties)) == value
 
 
 @pytest.mark.parametrize("content", [b"k", b"k\x01", b"a\x02k\x01v"])
 def test_a_property_that_does_not_end_is_not_found(content):
-    assert frames.PropertyFinder("k").find(content) is None
+    assert PropertyFinder("k").find(content) is None
 
 
 @pytest.mark.parametrize("content", [b"no separator\x02", b"\xff\x01\x02"])
@@ -200,15 +211,15 @@ def test_a_frame_whose_properties_cannot_be_read_is_corrupt(content):
     ],
 )
 def test_tags_code_is_javas_hash_code(tags, java):
-    assert frames.tags_code(tags) == java
+    assert tags_code(tags) == java
 
 
 def test_long_tags_are_not_kept():
-    before = frames._cached_hash_code.cache_info().currsize
+    before = properties._cached_hash_code.cache_info().currsize
     for number in range(50):
-        frames.tags_code(f"{number}" + "x" * 1000)
-    assert frames._cached_hash_code.cache_info().currsize == before
-    assert frames.tags_code("x" * 1000) == frames._hash_code("x" * 1000)
+        tags_code(f"{number}" + "x" * 1000)
+    assert properties._cached_hash_code.cache_info().currsize == before
+    assert tags_code("x" * 1000) == properties._hash_code("x" * 1000)
 
 
 def test_a_remark_that_is_too_long_is_cut_and_never_refused():

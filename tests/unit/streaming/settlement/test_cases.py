@@ -17,10 +17,11 @@ from store.directory import Geometry
 from store.edge.store import End
 from store.errors import Corrupt, DelayedHalf, IllegalProperty, StoreUnusable
 from store.io import disk
+from store.messages import Message
+from store.properties import DELAY_PROPERTIES, tags_code
 from store.records import OpKind, State, Via, state_of
-from store.tables import frames
 from store.tables.ends import Verdict
-from store.tables.frames import FrameKind, Message
+from store.tables.frames import FrameKind
 from store.transitions import Effect
 from tests.support.service import T0_MS, Service, contents, place, verdicts
 
@@ -655,7 +656,7 @@ def test_case_58_a_round_over_a_million_pending_rewrites_no_body_and_is_bounded(
 
 
 def test_case_59_a_half_with_a_delay_is_refused_at_prepare(service):
-    for name in sorted(frames.DELAY_PROPERTIES):
+    for name in sorted(DELAY_PROPERTIES):
         with pytest.raises(DelayedHalf, match=name):
             service.send(b"fine", b"late", properties={name: "3"})
     service.settle()
@@ -754,7 +755,7 @@ def test_case_64_an_id_issued_before_works_after(service, how):
 
 
 def test_case_65_aa_and_bb_are_never_taken_for_each_other(service):
-    assert frames.tags_code("Aa") == frames.tags_code("BB")
+    assert tags_code("Aa") == tags_code("BB")
     mine, theirs = service.send_one(b"mine", group="Aa"), service.send_one(b"theirs", group="BB")
     assert service.commit(mine, group="BB")[0].reason == "wrong group"
     service.members["BB"] = always(OpKind.COMMIT)

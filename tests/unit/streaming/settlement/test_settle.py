@@ -9,8 +9,8 @@ import streaming.settlement.settle
 from checker.decisions import Decision, Tick
 from store.edge.store import End
 from store.errors import BatchBeyondCursor
+from store.messages import Message
 from store.records import OpKind, State, Via, outstanding_of
-from store.tables.frames import Message
 from store.transitions import Effect
 from streaming.settlement.settle import Feed, Settler, read_feed
 from tests.support.service import Service

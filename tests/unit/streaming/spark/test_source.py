@@ -11,7 +11,7 @@ import pytest
 from store.edge.store import EdgeStore
 from store.io.pages import JobSlot
 from store.job.store import JobStore
-from store.tables.frames import Message
+from store.messages import Message
 from streaming.spark import source
 from streaming.spark.source import EscrowReader
 
