@@ -22,7 +22,9 @@ import numpy.typing as npt
 from ingest.errors import BadId, InvalidRequest
 from ingest.ids import Sealer
 from ingest.threads import Threads
-from store.edge.listing import DISCARDED, ENDED, OPEN, Listing, Summary, Wanted
+from store.edge.listing.listing import Listing
+from store.edge.listing.summary import Summary
+from store.edge.listing.wanted import DISCARDED, ENDED, OPEN, Wanted
 from store.edge.store import EdgeStore
 from store.errors import StoreError
 from store.properties import KEYS, TAGS
@@ -204,10 +206,10 @@ class Listings:
         listing = self._open()
         if self._reopened != self._store.reopened:
             self._reopened = self._store.reopened
-            listing.forget()
-        listing.advance(self._until(FOLLOW_WORK_S))
-        listing.tidy()
-        return listing.behind > 0
+            listing.index.forget()
+        listing.index.advance(self._until(FOLLOW_WORK_S))
+        listing.index.tidy()
+        return listing.index.behind > 0
 
     def _again(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Once more where retention or a rebuild took files away in the middle of it."""
@@ -224,7 +226,7 @@ class Listings:
         return self._open().every(query.wanted(self._now_ms()))
 
     def _ids(self, half_offsets: list[int]) -> list[str]:
-        groups = self._open().group_nos(np.array(half_offsets, np.int64))
+        groups = self._open().shown.group_nos(np.array(half_offsets, np.int64))
         return [self._sealer.seal(*place) for place in zip(half_offsets, groups, strict=True)]
 
     def _page(self, query: Query, limit: int, newest: bool, at: int | None) -> ListPage:
@@ -235,7 +237,7 @@ class Listings:
             return self._single(listing, query, half_offset)
         wanted, counted = query.wanted(self._now_ms()), self._counted(query)
         page = listing.page(wanted, limit, newest=newest, at=at, count=counted is None, enough=self._until(SCAN_S))
-        frames, looked = listing.frames(page.half_offsets)
+        frames, looked = listing.shown.frames(page.half_offsets)
         following = page.following
         if looked < len(page.half_offsets):
             following = page.half_offsets[looked] + newest
@@ -251,9 +253,9 @@ class Listings:
 
     def _single(self, listing: Listing, query: Query, half_offset: int) -> ListPage:
         """What an id leads to, if it is of the state that is looked for."""
-        there = listing.begin <= half_offset < listing.end
-        frames = listing.frames([half_offset])[0] if there else []
-        found = [each for each in self._described(listing, frames) if listing.end_of(each.half_offset) in ENDS_OF[query.state]]
+        frames = listing.shown.frames([half_offset])[0] if half_offset in listing else []
+        asked = ENDS_OF[query.state]
+        found = [each for each in self._described(listing, frames) if listing.shown.end_of(each.half_offset) in asked]
         return ListPage(found, None, len(found))
 
     def _counted(self, query: Query) -> int | None:
@@ -267,8 +269,8 @@ class Listings:
         return 0 if group_no is None else pending.of(group_no)
 
     def _described(self, listing: Listing, frames: list[Frame]) -> list[Listed]:
-        ends, attempts, outstanding = listing.states(np.array([frame.queue_offset for frame in frames], np.int64))
-        settled = listing.ended_at_ms([frame for frame, end in zip(frames, ends, strict=True) if end])
+        ends, attempts, outstanding = listing.shown.states(np.array([frame.queue_offset for frame in frames], np.int64))
+        settled = listing.shown.ended_at_ms([frame for frame, end in zip(frames, ends, strict=True) if end])
         rows = zip(frames, ends, attempts, outstanding, strict=True)
         return [
             self._listed(frame, end, count, waits, settled.get(frame.queue_offset) if end else None)
@@ -298,7 +300,7 @@ class Listings:
 
     def _quarantined(self, limit: int, at: int | None) -> ListPage:
         """Of these nothing is known but that they were there."""
-        found, following = self._open().quarantined(limit, at)
+        found, following = self._open().shown.quarantined(limit, at)
         listed = [
             Listed(self._sealer.seal(half, -1), "", "", "", "", "quarantined", None, 0, 0, None, 0, 0, 0, False, half)
             for half in found

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from checker.policy import Policy
-from store.edge import listing as listings
-from store.edge.listing import DISCARDED, ENDED, IN_DOUBT, OPEN, Listing, Wanted
+from store.edge.listing import half_files, index
+from store.edge.listing.listing import Listing
+from store.edge.listing.wanted import DISCARDED, ENDED, IN_DOUBT, OPEN, Wanted
 from store.edge.store import End
 from store.io.pages import EdgeSlot
 from store.messages import Message
@@ -102,11 +103,11 @@ class Play:
         self.service.settle()
 
     def step_advance(self) -> None:
-        self.listing.advance(self.random.choice((lambda: True, lambda: False)))
+        self.listing.index.advance(self.random.choice((lambda: True, lambda: False)))
 
     def step_tidy(self) -> None:
         for _ in range(self.random.randint(1, 5)):
-            self.listing.tidy()
+            self.listing.index.tidy()
 
     def step_retain(self) -> None:
         self.service.settle()
@@ -178,6 +179,6 @@ def matches(known: Known, wanted: Wanted) -> bool:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_listings_hold_what_the_model_holds(tmp_path, monkeypatch, seed):
     print(f"seed {seed}")
-    monkeypatch.setattr(listings, "SCAN_OFFSETS", 16)
-    monkeypatch.setattr(listings, "PIECE_ROWS", 64)
+    monkeypatch.setattr(half_files, "SCAN_OFFSETS", 16)
+    monkeypatch.setattr(index, "PIECE_ROWS", 64)
     Play(tmp_path, seed).run(STEPS)

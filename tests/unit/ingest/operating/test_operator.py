@@ -150,7 +150,7 @@ def test_keys_that_are_longer_than_the_index_keeps(tmp_path):
 
 def test_a_page_that_has_worked_long_enough_says_where_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr("ingest.operating.listings.SCAN_S", 0.0)
-    monkeypatch.setattr("store.edge.listing.SCAN_OFFSETS", 16)
+    monkeypatch.setattr("store.edge.listing.half_files.SCAN_OFFSETS", 16)
 
     async def story(w):
         keys = [f"k{number}" for number in range(100)]
@@ -173,7 +173,7 @@ def test_the_index_is_there_again_after_a_restart_and_the_count_is_exact(tmp_pat
         await w.end(ids["k7"], "rollback")
         await w.restart_edge()
         await w.edge.listings._threads.call(w.edge.listings._follow)
-        assert len(w.edge.listings._open()) == 49
+        assert len(w.edge.listings._open().index) == 49
         page = await w.edge.listings.page(Query(q="k"), 3, False, "")
         assert ([each.key for each in page.transactions], page.matched) == (["k0", "k1", "k2"], 49)
 
@@ -185,7 +185,7 @@ def test_an_end_that_was_taken_back_is_listed_again(tmp_path):
         ids = await sent(w, "g", "t", "a")
         await w.end(ids["a"], "commit")
         await w.edge.listings._threads.call(w.edge.listings._follow)
-        assert len(w.edge.listings._open()) == 0
+        assert len(w.edge.listings._open().index) == 0
         offset, _, _ = w.edge.store.op_queue.entry(0)
         with open(w.edge.store.log.file.segment(0).path, "r+b") as file:
             file.seek(offset + 40)
@@ -200,7 +200,7 @@ def test_an_end_that_was_taken_back_is_listed_again(tmp_path):
 
 
 def test_large_bodies_end_a_page_early(tmp_path, monkeypatch):
-    monkeypatch.setattr("store.edge.listing.PAGE_BYTES", 100_000)
+    monkeypatch.setattr("store.edge.listing.shown.PAGE_BYTES", 100_000)
 
     async def story(w):
         keys = [f"k{number}" for number in range(9)]

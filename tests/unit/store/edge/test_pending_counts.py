@@ -17,6 +17,7 @@ from store.edge.pending_counts import NEVER_S, OldestPending
 from store.edge.store import EdgeStore, End
 from store.job.store import JobStore
 from store.messages import Message
+from store.read.rows import Rows
 from store.records import OpKind, Via
 from streaming.settlement.settle import Settler, read_feed
 
@@ -170,13 +171,13 @@ def test_counting_while_the_edge_goes_on(store, settle, monkeypatch, seed):
         if end(store, half_offset, kind) == "accepted":
             state[half_offset] = 0 if kind == OpKind.RESUME else int(kind)
 
-    real = pending_counts.Rows.groups_of
+    real = Rows.groups_of
 
     def slow(self, half_offsets):
         time.sleep(0.002)
         return real(self, half_offsets)
 
-    monkeypatch.setattr(pending_counts.Rows, "groups_of", slow)
+    monkeypatch.setattr(Rows, "groups_of", slow)
     for _ in range(3):
         thread = threading.Thread(target=store.pending.count)
         thread.start()
