@@ -74,11 +74,12 @@ tools: ## install what tests and benchmarks need besides Python (Debian packages
 	@sh scripts/test_tools.sh
 	@sh scripts/rocketmq_clients.sh "$(PYTHON)"
 
-lint: venv ## ruff (rules and format), mypy, import directions
+lint: venv ## ruff (rules and format), mypy, import directions, sizes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
+	$(BIN)/python scripts/house.py
 
 format: venv ## let ruff fix and format the code
 	$(BIN)/ruff check --fix .

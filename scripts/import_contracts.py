@@ -1,7 +1,8 @@
-"""The import-linter contract ``allow_only``: one row of the table "Rooms" in docs/architecture.md.
+"""Two contracts for import-linter: ``allow_only`` and ``no_cycle``.
 
-import-linter's own ``forbidden`` contract lists what a room must not import, so it says nothing about a package that
-nobody thought of. This one lists what a room may import. Options of a contract:
+``allow_only`` is one row of the table "Rooms" in docs/architecture.md. import-linter's own ``forbidden`` contract lists
+what a room must not import, so it misses a package that the list does not name. This one lists what a room may import.
+Options of a contract:
 
 - ``room``     the package the contract speaks of, with all its modules
 - ``apart``    modules under the room that are not part of it (they have a contract of their own)
@@ -50,9 +51,7 @@ class AllowOnly(Contract):
 
     def render_broken_contract(self, check: ContractCheck) -> None:
         """Prints one line for each import that is refused."""
-        for line in check.metadata["broken"]:
-            output.print_error(f"- {line}", bold=False)
-        output.new_line()
+        _print(check)
 
     def _may_import(self, imported: str) -> bool:
         if _under(imported, _names(self.denied)):
@@ -63,6 +62,40 @@ class AllowOnly(Contract):
 
     def _in_room(self, module: str) -> bool:
         return _under(module, [str(self.room)]) and not _under(module, _names(self.apart))
+
+
+class NoCycle(Contract):
+    """No module imports itself, however long the way: not under TYPE_CHECKING and not inside a function either.
+
+    - ``known``  modules of cycles that are there today; one that is in no cycle any more is refused
+    """
+
+    type_name = "no_cycle"
+
+    known = fields.ListField(subfield=fields.StringField(), required=False, default=[])
+
+    def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
+        """A module is in a cycle if one that it imports leads back to it."""
+        in_cycle = {
+            module
+            for module in graph.modules
+            for imported in graph.find_modules_directly_imported_by(module)
+            if graph.chain_exists(importer=imported, imported=module)
+        }
+        known = set(_names(self.known))
+        broken = [f"{module} is in a cycle of imports" for module in sorted(in_cycle - known)]
+        broken += [f"{module} is in no cycle: take it off `known`" for module in sorted(known - in_cycle)]
+        return ContractCheck(kept=not broken, metadata={"broken": broken})
+
+    def render_broken_contract(self, check: ContractCheck) -> None:
+        """Prints one line for each module."""
+        _print(check)
+
+
+def _print(check: ContractCheck) -> None:
+    for line in check.metadata["broken"]:
+        output.print_error(f"- {line}", bold=False)
+    output.new_line()
 
 
 def _names(option: object) -> list[str]:
