@@ -16,8 +16,8 @@ from pathlib import Path
 from benchmarks.support import load, report, scratch
 from ingest.capabilities import EndRequest
 from ingest.consuming.consumption import Consumption
-from ingest.consuming.settled_queues import Settled
-from ingest.consuming.tail import Tail
+from ingest.consuming.reading.settled_queues import Settled
+from ingest.consuming.reading.tail import Tail
 from ingest.edge.embedded import Edge
 from runtime.settings import load as load_settings
 from store.messages import Message

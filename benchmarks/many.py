@@ -92,7 +92,7 @@ async def _look_at_edge(root: Path) -> dict[str, float]:
     found = {"open_s": time.perf_counter() - began, "memory_mib": private_mib() - before}
     found["descriptors"] = len(os.listdir("/proc/self/fd"))
     for name, work in (
-        ("list_ms", edge.overview.topics),
+        ("list_ms", edge.operations.overview.topics),
         ("figures_ms", edge.consumption.figures),
         ("look_ms", edge.consumption.look),
     ):

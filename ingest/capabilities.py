@@ -20,7 +20,7 @@ from ingest.auth.access import Principal, Token
 from ingest.auth.reloading_file import Watched
 from ingest.checks.delivery import CheckRequest, Handover, Member
 from ingest.consuming.deliveries import DeadLetter, Delivery
-from ingest.consuming.start_positions import EARLIEST
+from ingest.consuming.reading.start_positions import EARLIEST
 from ingest.groups import Groups
 from ingest.operating.auditing import Audited
 from ingest.operating.history import Inspected, Transaction

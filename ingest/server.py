@@ -134,7 +134,7 @@ async def serve(settings: Settings) -> int:
     access.on_read = edge.offers.audit.tokens_read
     endpoint = Endpoint(edge, settings, access, room)
     if front is not None:
-        front.service.observe = endpoint.metrics.observe_call
+        front.service.observe_with(endpoint.metrics.observe_call)
     await endpoint.door.open(listening, context)  # 3
     tune_collector()
     beside = [asyncio.create_task(work) for work in (endpoint.beat(), tls.Renewal(context, settings).watch())]

@@ -15,7 +15,7 @@ from typing import Any, Final
 from ingest.capabilities import Capabilities, Deliveries, EndAnswer, EndRequest, Ends, Halves, Issued, Polls
 from ingest.checks.delivery import Handover
 from ingest.consuming.deliveries import Delivery
-from ingest.consuming.start_positions import EARLIEST
+from ingest.consuming.reading.start_positions import EARLIEST
 from runtime.settings import Settings
 from runtime.tracing import TRACEPARENT, Tracer
 from store.edge.append.encode import PROPERTIES_MAX_BYTES

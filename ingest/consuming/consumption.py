@@ -6,12 +6,9 @@
     seek                the group goes elsewhere; what it had in hand is not its any more
     dead_letters, replay
 
-What there is to read is `tail.py` (settled queues and the unsettled tail as one), what a group may have of it `group_queue.py`,
-what is written down `journal.py`. At least once: a message comes again until it is acknowledged, or is a dead letter.
-
-A group that has never read a topic begins where its first poll says (`start_positions.py`), and that is durable before the
-first answer:
-what is released afterwards is not missed, whatever happens. A group that waits for a topic which does not exist yet gets all of it.
+Its parts: `reading/` what there is to read (settled queues and the unsettled tail as one), `news.py` when to look, `places.py`
+where groups stand, `group_queue.py` what a group may have of a queue, `journal.py` what is written down, `burials.py` dead letters.
+At least once: a message comes again until it is acknowledged, or is a dead letter.
 """
 
 from __future__ import annotations
@@ -20,22 +17,23 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from ingest.committing.committer import Committer
 from ingest.consuming import lag
-from ingest.consuming.dead_letters import Letter, Letters, append_again, bury, has_dead_letters, topic_of
+from ingest.consuming.burials import Burials
+from ingest.consuming.dead_letters import has_dead_letters, topic_of
 from ingest.consuming.deliveries import DeadLetter, Delivery, delivery, parse_tags
-from ingest.consuming.filters import Filters
-from ingest.consuming.group_queue import ATTEMPTS_MAX, GroupQueue, Hand, Handed, TagFilter
-from ingest.consuming.journal import Ledger
+from ingest.consuming.filters import Filters, TagFilter
+from ingest.consuming.group_queue import ATTEMPTS_MAX, GroupQueue, Hand, Handed
+from ingest.consuming.news import News
+from ingest.consuming.places import Places
 from ingest.consuming.poll_waiters import Waiting
+from ingest.consuming.reading.settled_queues import Settled
+from ingest.consuming.reading.start_positions import EARLIEST, parse_start
+from ingest.consuming.reading.tail import Tail
 from ingest.consuming.receipts import Receipt, ReceiptSealer
-from ingest.consuming.settled_queues import Settled
-from ingest.consuming.start_positions import EARLIEST, LATEST, offsets_at, parse_start
-from ingest.consuming.tail import Tail
-from ingest.errors import EdgeError, InvalidRequest
+from ingest.errors import InvalidRequest
 from runtime.clock import this_boot
 from runtime.settings import Settings
 from store.edge.store import EdgeStore
@@ -43,19 +41,14 @@ from store.errors import StoreError
 from store.guarded_clock import GuardedClock
 from store.naming import RESERVED_TOPICS, check_name
 from store.read.readers import LogReader
-from store.records import topic_of_key
 from store.tables.delivery_cursors import Cursors
-from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers, Progress
+from store.tables.journals.consumers import ConsumerRecord
 
 CONSUMER_MAX_CHARACTERS: Final = 128
-#: Groups that wait for topics which do not exist yet, remembered so that they get all of it.
-EARLY_MAX: Final = 65_536
-#: A dead letter that could not be stored is tried again after this.
-BURY_AGAIN_MS: Final = 1_000
 _NEVER_AGAIN: Final = ATTEMPTS_MAX + 1
 _PASSED_OVER: Final = ("holes", "filtered", "unreadable", "retention")
 
-#: Hears how many bytes are about to be held for somebody, and raises where that is too much.
+#: Hears how many bytes are about to be held for a caller, and raises where that is too much.
 Hold = Callable[[int], None]
 
 
@@ -87,102 +80,36 @@ class Consumption:
         refuse: Callable[[str], None],
         boot: int | None = None,
     ) -> None:
-        self._store, self._committer, self._settings, self._clock, self._refuse = store, committer, settings, clock, refuse
+        self._store, self._settings, self._clock, self._refuse = store, settings, clock, refuse
         self._loop, self._receipts = asyncio.get_running_loop(), receipts
-        directory = store.directory
-        self._tail = Tail(LogReader(directory), Settled(directory, cursors, this_boot() if boot is None else boot))
-        self._queues: dict[tuple[int, int], GroupQueue] = {}
-        consumers = Consumers(directory.root / "consumers", writable=True)
-        self._recover(consumers)
-        self._ledger = Ledger(consumers, committer.fail)
-        self._letters = Letters(store, self._tail, lambda group_no, key: self._queues.get((group_no, key)))
-        self._waiting, self._making, self._turn, self._polls_open = Waiting(), asyncio.Lock(), 0, 0
+        settled = Settled(store.directory, cursors, this_boot() if boot is None else boot)
+        self._tail = Tail(LogReader(store.directory), settled)
+        self._places = Places(store, committer, self._tail, settings, clock.elapsed_ms())
+        self._ledger, self._waiting = self._places.ledger, Waiting()
+        self._news = News(self._tail, store.dictionary, self._waiting, self._places.queue_keys)
+        self._burials = Burials(store, committer, self._tail, self._places, self._waiting, clock=clock)
         self._filters = Filters(self._loop.time, lambda topic: store.dictionary.topic_no(topic) is not None)
-        self._early: set[tuple[str, str]] = set()
-        self._ends_seen: dict[str, int] = {}
-        self._burials: set[asyncio.Task[None]] = set()
-        self._replaying: set[Letter] = set()
-        self._closing = self._called = self._reading = False
-        self.trouble = ""
-        self._counts = dict.fromkeys(("polls", "handed_out", "again", "done", "stale", "dead", "replayed", *_PASSED_OVER), 0)
+        self._turn, self._closing = 0, False
+        self._counts = dict.fromkeys(("polls", "handed_out", "again", "done", "stale", *_PASSED_OVER), 0)
         with contextlib.suppress(StoreError, IndexError):  # the job is just changing its files: at the next look
             self.look()
 
-    def _recover(self, consumers: Consumers) -> None:
-        """Progress of an earlier life. Where an older log was put in place (a restore), a group cannot have read beyond its end."""
-        consumers.is_there, is_empty = self._is_there, not consumers.progress
-        consumers.forget_removed()
-        consumers.clip(self._store.next_offset)
-        until_ms = self._clock.elapsed_ms() + self._settings.visibility_max_ms
-        for (group_no, queue_key), progress in consumers.progress.items():
-            self._queues[group_no, queue_key] = GroupQueue(
-                group_no, queue_key, self._settings.look_ahead, progress, until_ms=until_ms
-            )
-        # Written anew as a whole: whatever of it was not flushed before the process died is durable now.
-        if not is_empty:
-            consumers.compact()
-
-    # --- news ---------------------------------------------------------------------------------------------------------------------
+    # --- news -----------------------------------------------------------------------------------------------------------------
     def published(self) -> None:
-        """In the committer's thread or in the loop: something new is flushed. Calls that come before the event loop looked are one.
-        While nobody polls, it need not look: whoever comes looks first (in this order, so that none falls between)."""
-        if self._polls_open and not self._called and not self._closing:
-            self._called = True
-            with contextlib.suppress(RuntimeError):  # the event loop has ended
-                self._loop.call_soon_threadsafe(self._read_ops)
-
-    def _read_ops(self) -> None:
-        """Take the ops that were flushed into the tail, and wake who waits for their topics."""
-        self._called = self._reading = False
-        if self._closing:
-            return
-        try:
-            grown, more = self._tail.look_at_ops()
-            self.trouble = ""
-        except (StoreError, IndexError) as error:  # files are just changing: the next look tries again
-            self.trouble = str(error)
-            return
-        topics = self._store.dictionary.topics
-        for topic_no in {topic_of_key(queue_key)[0] for queue_key in grown}:
-            self._waiting.wake_topic(topics[topic_no])
-        if more and not self._reading:
-            self._reading = True
-            self._loop.call_soon(self._read_ops)
+        """In the committer's thread or in the loop: something new is flushed."""
+        self._news.published()
 
     def look(self) -> None:
-        """The job may have settled something: follow it, and wake who waits for what only the settlement could show."""
-        self._tail.look_at_job()
-        self._read_ops()
-        for topic in self._waiting.topics():
-            end = sum(self._tail.extent(queue_key)[1] for queue_key in self._queue_keys(topic))
-            if self._ends_seen.get(topic) != end:
-                self._waiting.wake_topic(topic)
-            self._ends_seen[topic] = end
-        for topic in self._ends_seen.keys() - set(self._waiting.topics()):
-            del self._ends_seen[topic]
+        """The job may have settled something."""
+        self._news.look()
 
     def let_go(self) -> None:
         """Files were deleted: let go of them."""
         self._tail.let_go()
 
-    def _queue_keys(self, topic: str) -> list[int]:
-        """Keys of a topic's queues; none where it does not exist."""
-        topic_no = self._store.dictionary.topic_no(topic)
-        return [] if topic_no is None else lag.queue_keys(self._store.dictionary, topic_no)
-
-    def _edition(self, queue_key: int) -> int:
-        return self._store.dictionary.editions[topic_of_key(queue_key)[0]]
-
-    def _is_there(self, queue_key: int, edition: int) -> bool:
-        """Whether the topic of a queue is there, in this edition of its number. In any thread."""
-        names, topic_no = self._store.dictionary, topic_of_key(queue_key)[0]
-        return topic_no not in names.removed and (topic_no >= len(names.topics) or names.editions[topic_no] == edition)
-
     def forget_removed(self) -> None:
-        """Topics were removed: so is what groups have done in them, and their numbers will be others'."""
-        removed = self._store.dictionary.removed.keys()
-        for place in [place for place in self._queues if topic_of_key(place[1])[0] in removed]:
-            del self._queues[place]
+        """Topics were removed."""
+        self._places.forget_removed()
 
     # --- polls --------------------------------------------------------------------------------------------------------------------
     async def poll(
@@ -209,13 +136,8 @@ class Consumption:
         visibility_ms = self._visibility_ms(visibility_s, least_ms=1)
         ask = _Ask(topic, group, parse_tags(tags), parse_start(start, "from"), count, visibility_ms, hold)
         self._counts["polls"] += 1
-        self._polls_open += 1
-        try:
-            self._read_ops()
-            with self._filters.reading(topic, group, ask.wanted, consumer):
-                return await self._poll(ask, min(wait_s, self._settings.poll_wait_max_ms / 1000))
-        finally:
-            self._polls_open -= 1
+        with self._news.wanted(), self._filters.reading(topic, group, ask.wanted, consumer):
+            return await self._poll(ask, min(wait_s, self._settings.poll_wait_max_ms / 1000))
 
     def _check_names(self, topic: str, group: str) -> None:
         self._refuse("consumers")
@@ -239,7 +161,7 @@ class Consumption:
     async def _poll(self, ask: _Ask, wait_s: float) -> list[Delivery]:
         deadline, place = self._loop.time() + wait_s, self._waiting.place()
         while True:
-            queues = await self._queues_of(ask.topic, ask.group, ask.begin)
+            queues = await self._places.in_topic(ask.topic, ask.group, ask.begin)
             hand = self._empty_hand(ask)
             if await self._take(ask.topic, queues, hand, ask.hold):
                 tag = self._store.lineage.tag
@@ -269,9 +191,9 @@ class Consumption:
         for why, passed in hand.passed_over.items():
             self._counts[why] += passed
         if hand.dying:
-            self._bury(topic, hand.group, hand.dying)
+            self._burials.begin(topic, hand.group, hand.dying)
         if not hand.taken:
-            self._note(hand.records)
+            self._places.note(hand.records)
             if trouble is not None:
                 raise trouble
             return False
@@ -304,12 +226,6 @@ class Consumption:
                 trouble = error
         return trouble
 
-    def _note(self, records: Sequence[ConsumerRecord]) -> None:
-        """Write records that nobody waits for; lost, they are found out again."""
-        if records:
-            with contextlib.suppress(EdgeError):
-                self._ledger.note(records, durable=False)
-
     def put_back(self, deliveries: Sequence[Delivery]) -> None:
         """The answer could not be written: its messages go to others at once, and were not handed out."""
         if deliveries:
@@ -318,76 +234,16 @@ class Consumption:
 
     def _give_back(self, topic: str, group: str, taken: Sequence[Handed]) -> None:
         now_ms = self._clock.elapsed_ms()
-        records = [handed.queue.put_back(handed, now_ms) for handed in taken if self._is_current(handed.queue)]
-        self._note([record for record in records if record is not None])
+        records = [handed.queue.put_back(handed, now_ms) for handed in taken if self._places.is_current(handed.queue)]
+        self._places.note([record for record in records if record is not None])
         self._waiting.wake(topic, group)
-
-    def _is_current(self, queue: GroupQueue) -> bool:
-        return self._queues.get((queue.group_no, queue.queue_key)) is queue
-
-    # --- where a group begins -----------------------------------------------------------------------------------------------------
-    async def _queues_of(self, topic: str, group: str, begin: str | int) -> list[GroupQueue]:
-        """The group's places in a topic, made and durable where it has not read it before; none where it does not exist yet."""
-        queue_keys = self._queue_keys(topic)
-        if not queue_keys:
-            if len(self._early) < EARLY_MAX:
-                self._early.add((topic, group))
-            return []
-        group_no = self._store.dictionary.group_no(group)
-        queues = [self._queues.get((group_no, queue_key)) for queue_key in queue_keys] if group_no is not None else [None]
-        known = [queue for queue in queues if queue is not None]
-        return known if len(known) == len(queues) else await self._begin(topic, group, queue_keys, begin)
-
-    async def _begin(self, topic: str, group: str, queue_keys: list[int], begin: str | int) -> list[GroupQueue]:
-        async with self._making:
-            group_no: int = await self._committer.call(partial(self._store.add_group, group))
-            missing = [queue_key for queue_key in queue_keys if (group_no, queue_key) not in self._queues]
-            if missing:
-                begin = EARLIEST if (topic, group) in self._early else begin
-                offsets = await self._offsets(missing, begin)
-                await self._ledger.note(self._records(ConsumerKind.OFFSET, group_no, offsets), durable=True)
-                if self._queue_keys(topic) != queue_keys:  # it was removed meanwhile
-                    return []
-                self._early.discard((topic, group))
-                for queue_key, offset in offsets.items():
-                    self._queues[group_no, queue_key] = self._new_queue(group_no, queue_key, offset)
-            return [queue for queue_key in queue_keys if (queue := self._queues.get((group_no, queue_key))) is not None]
-
-    def _records(self, kind: ConsumerKind, group_no: int, offsets: dict[int, int]) -> list[ConsumerRecord]:
-        return [ConsumerRecord(kind, group_no, key, offset, edition=self._edition(key)) for key, offset in offsets.items()]
-
-    def _new_queue(self, group_no: int, queue_key: int, offset: int) -> GroupQueue:
-        progress = Progress(offset, edition=self._edition(queue_key))
-        return GroupQueue(group_no, queue_key, self._settings.look_ahead, progress)
-
-    async def _offsets(self, queue_keys: Sequence[int], begin: str | int) -> dict[int, int]:
-        """The queue_offset in each queue that `begin` means now."""
-        begins = {queue_key: self._tail.extent(queue_key)[0] for queue_key in queue_keys}
-        if begin == EARLIEST:
-            return begins
-        ends = {queue_key: self._store.next_offset.get(queue_key, 0) for queue_key in queue_keys}
-        if begin == LATEST or not isinstance(begin, int):
-            return ends
-        found = await self._loop.run_in_executor(None, offsets_at, self._store.directory, queue_keys, begin)
-        return {queue_key: max(begins[queue_key], found.get(queue_key, ends[queue_key])) for queue_key in queue_keys}
 
     async def seek(self, topic: str, group: str, to: str) -> dict[int, int]:
         """Put the group elsewhere in a topic, durably; where it stands now: queue_id → queue_offset."""
         self._check_names(topic, group)
-        target, queue_keys = parse_start(to, "to"), self._queue_keys(topic)
-        if not queue_keys:
-            raise InvalidRequest(f"topic: {topic} does not exist yet: there is nothing to seek in")
-        async with self._making:
-            group_no: int = await self._committer.call(partial(self._store.add_group, group))
-            offsets = await self._offsets(queue_keys, target)
-            if self._queue_keys(topic) != queue_keys:
-                raise InvalidRequest(f"topic: {topic} was removed meanwhile: there is nothing to seek in")
-            for queue_key, offset in offsets.items():
-                known = self._queues.get((group_no, queue_key)) or self._new_queue(group_no, queue_key, 0)
-                self._queues[group_no, queue_key] = known.put_at(offset)
-            await self._ledger.note(self._records(ConsumerKind.SEEK, group_no, offsets), durable=True)
+        places = await self._places.seek(topic, group, parse_start(to, "to"))
         self._waiting.wake(topic, group)
-        return {topic_of_key(queue_key)[1]: offset for queue_key, offset in offsets.items()}
+        return places
 
     # --- what became of them ------------------------------------------------------------------------------------------------------
     async def ack(self, topic: str, group: str, receipts: Sequence[str]) -> list[str]:
@@ -437,11 +293,11 @@ class Consumption:
                 f"receipts: {len(receipts)} in one request; between 1 and {most} (maxMessagesPerRequest) are taken"
             )
         opened = [self._receipts.open(text, f"receipts[{number}]") for number, text in enumerate(receipts)]
-        group_no, queue_keys = self._store.dictionary.group_no(group), set(self._queue_keys(topic))
+        group_no, queue_keys = self._store.dictionary.group_no(group), set(self._places.queue_keys(topic))
         holds = self._store.lineage.holds
         return [
             (
-                self._queues.get((receipt.group_no, receipt.queue_key))
+                self._places.of(receipt.group_no, receipt.queue_key)
                 if sealed
                 and receipt.group_no == group_no
                 and receipt.queue_key in queue_keys
@@ -452,104 +308,51 @@ class Consumption:
             for receipt, sealed in opened
         ]
 
-    # --- dead letters -------------------------------------------------------------------------------------------------------------
-    def _bury(self, topic: str, group: str, dying: list[Handed]) -> None:
-        task = self._loop.create_task(self._bury_all(topic, group, dying))
-        self._burials.add(task)
-        task.add_done_callback(self._burials.discard)
-
-    async def _bury_all(self, topic: str, group: str, dying: list[Handed]) -> None:
-        """Each a call of its own: one that cannot be stored does not hold up the others."""
-        for handed in dying:
-            queue, queue_offset = handed.queue, handed.queue_offset
-            try:
-                await self._committer.call(partial(bury, self._store, group, [handed], self._clock.now_ms()))
-            except (EdgeError, StoreError) as error:
-                self.trouble = f"a dead letter of group {group} could not be stored: {error}"
-                queue.not_buried(queue_offset, self._clock.elapsed_ms() + BURY_AGAIN_MS)
-                continue
-            self._counts["dead"] += 1
-            if self._is_current(queue):
-                self._note(queue.finish(queue_offset))
-        self._waiting.wake(topic, group)
-
+    # --- dead letters ---------------------------------------------------------------------------------------------------------
     async def condemn(self, topic: str, group: str, receipt: str) -> bool:
         """Make a dead letter of a message in hand, durably, whatever its attempts; False where the receipt is stale."""
         ((queue, opened),) = self._open(topic, group, [receipt])
         if queue is None or not has_dead_letters(topic):
             return False
-        place = queue.condemn(opened.queue_offset, opened.attempt, opened.visible_at_ms)
-        if place is not None:
-            try:
-                frame = self._tail.frame(queue.queue_key, *place)
-            except StoreError:
-                queue.not_buried(opened.queue_offset, opened.visible_at_ms)
-                raise
-            if frame is None:
-                self._counts["unreadable"] += 1
-                self._note(queue.finish(opened.queue_offset))
-            else:
-                dying = Handed(queue, opened.queue_offset, opened.attempt, opened.visible_at_ms, frame)
-                await self._bury_all(topic, group, [dying])
-        return queue.is_done(opened.queue_offset)
+        return await self._burials.condemn(topic, group, queue, opened)
 
     async def dead_letters(self, group: str, *, after: str = "", max_letters: int = 32) -> tuple[list[DeadLetter], str | None]:
         """Open dead letters of a group, oldest first, and the `after` for the next ones; None where these are the last."""
         if max_letters < 1:
             raise InvalidRequest("max: ask for at least 1")
-        self._read_ops()
-        return self._letters.page(group, after, min(max_letters, self._settings.messages_per_poll_max))
+        self._news.read_ops()
+        return self._burials.letters.page(group, after, min(max_letters, self._settings.messages_per_poll_max))
 
     async def replay(self, group: str, ids: Sequence[str]) -> int:
         """Give open dead letters to the group again, where they came from, and close them; how many."""
         self._refuse("replays")
         if not 1 <= len(ids) <= self._settings.max_messages_per_request:
             raise InvalidRequest(f"ids: {len(ids)} in one request; send between 1 and {self._settings.max_messages_per_request}")
-        self._read_ops()
-        found = {letter: opened for letter, opened in self._letters.find(group, ids).items() if letter not in self._replaying}
-        if not found:
-            return 0
-        self._replaying.update(found)
-        try:
-            group_no: int = await self._committer.call(partial(self._store.add_group, group))
-            again = partial(append_again, self._store, group, list(found.values()), self._clock.now_ms())
-            await self._committer.call(again)
-            await self._ledger.note(self._close_letters(group_no, list(found)), durable=True)
-        finally:
-            self._replaying.difference_update(found)
-        self._counts["replayed"] += len(found)
-        return len(found)
-
-    def _close_letters(self, group_no: int, letters: list[Letter]) -> list[ConsumerRecord]:
-        records: list[ConsumerRecord] = []
-        for letter in letters:
-            queue = self._queues.get((group_no, letter.queue_key))
-            if topic_of_key(letter.queue_key)[0] in self._store.dictionary.removed:
-                continue
-            if queue is None:
-                queue = self._queues[group_no, letter.queue_key] = self._new_queue(group_no, letter.queue_key, 0)
-            records += queue.finish(letter.queue_offset)
-        return records
+        self._news.read_ops()
+        return await self._burials.replay(group, ids)
 
     def dead_letter_count(self, group: str) -> int:
         """How many dead letters of a group are open."""
-        return self._letters.count(group)
+        return self._burials.letters.count(group)
 
     # --- looking ------------------------------------------------------------------------------------------------------------------
     def topics_and_lag(self) -> list[dict[str, Any]]:
         """Each topic with the extents of its queues, and each group that reads it: its places, its lag, what it has in hand."""
-        return lag.by_topic(self._store.dictionary, self._queues, lag.extents(self._tail, self._store.next_offset))
+        return lag.by_topic(self._store.dictionary, self._places.queues, lag.extents(self._tail, self._store.next_offset))
 
     def lags(self) -> dict[tuple[str, str], tuple[int, int]]:
         """(lag, messages in hand) of each consumer group in each topic, by (topic, group)."""
-        return lag.totals(self._store.dictionary, self._queues, lag.extents(self._tail, self._store.next_offset))
+        return lag.totals(self._store.dictionary, self._places.queues, lag.extents(self._tail, self._store.next_offset))
 
     def figures(self) -> dict[str, int]:
         """What was done since the edge opened, and what is under way."""
         return {
             **self._counts,
+            "unreadable": self._counts["unreadable"] + self._burials.unreadable,
+            "dead": self._burials.dead,
+            "replayed": self._burials.replayed,
             "polls_waiting": len(self._waiting),
-            "tracked": sum(queue.tracked for queue in self._queues.values()),
+            "tracked": sum(queue.tracked for queue in self._places.queues.values()),
             "tail_ops": self._tail.held_ops,
             "tail_gaps": self._tail.gaps,
             "journal_writes": self._ledger.writes,
@@ -560,11 +363,11 @@ class Consumption:
     def stop(self) -> None:
         """Polls that wait come back empty."""
         self._closing = True
-        self._waiting.wake_all()
+        self._news.stop()
 
     async def close(self) -> None:
         """After the committer: what was accepted is written and flushed."""
         self.stop()
-        await asyncio.gather(*self._burials, return_exceptions=True)
+        await self._burials.close()
         await self._ledger.close()
         self._tail.close()

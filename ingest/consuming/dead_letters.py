@@ -16,7 +16,7 @@ from typing import Final
 
 from ingest.consuming.deliveries import DeadLetter, dead_letter
 from ingest.consuming.group_queue import GroupQueue, Handed
-from ingest.consuming.tail import Tail
+from ingest.consuming.reading.tail import Tail
 from ingest.errors import InvalidRequest
 from store.edge.store import EdgeStore
 from store.incarnations import Lineage

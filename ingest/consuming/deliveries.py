@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from ingest.consuming.group_queue import Handed, TagFilter
+from ingest.consuming.filters import TagFilter
+from ingest.consuming.group_queue import Handed
 from ingest.consuming.receipts import Receipt, ReceiptSealer
 from ingest.errors import InvalidRequest
 from store.properties import (

@@ -7,11 +7,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from ingest.consuming.group_queue import TagFilter
 from ingest.errors import InvalidRequest
+from store.properties import TAGS
+from store.tables.frames import Frame
 
 #: A filter counts as in use for this long after its last poll.
 FILTER_HOLD_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class TagFilter:
+    """Which messages a group wants: `a||b`; nothing or `*` is all of them."""
+
+    text: str = ""
+    tags: frozenset[str] = frozenset()
+    codes: frozenset[int] = frozenset()
+
+    def takes(self, frame: Frame) -> bool:
+        return not self.tags or frame.properties.get(TAGS, "") in self.tags
 
 
 @dataclass(slots=True)

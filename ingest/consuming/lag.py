@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ingest.consuming.group_queue import GroupQueue
-from ingest.consuming.tail import Tail
+from ingest.consuming.reading.tail import Tail
 from store.records import QUEUE_ID_BITS, topic_of_key
 from store.tables.journals.names import Dictionary
 

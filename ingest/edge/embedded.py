@@ -7,6 +7,7 @@
     async with edge.poll_checks(group, member) as handover: …write it; leaving without an exception counts it as handed over
     messages = await edge.consumption.poll(topic, group, consumer)
     done = await edge.act(Action("rollback", "ada", "ticket 7", ids=[id]))      # as operator
+    found = await edge.operations.inspect(id)
     await edge.close()
 
 Everything is asyncio and nothing here waits for the disk: the kernel or the committer's thread does. This room and `streaming`
@@ -19,11 +20,8 @@ only; load refuses halves and messages before it would ever refuse an end.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from ingest import groups
@@ -31,35 +29,34 @@ from ingest.capabilities import OUTCOMES, EndAnswer, EndRequest, JobState, Offer
 from ingest.checks.delivery import CheckDelivery, CheckRequest, Handover, Member
 from ingest.committing.committer import Committer
 from ingest.consuming.consumption import Consumption
-from ingest.consuming.deliveries import Delivery
 from ingest.consuming.receipts import ReceiptSealer
+from ingest.edge.asking import Asking
 from ingest.edge.background import Background
+from ingest.edge.figures import EdgeFigures
+from ingest.edge.issued import IssuedIds
 from ingest.edge.job_feedback import Followers
 from ingest.edge.job_view import JobView, StoreBacklog, last_time_ms
 from ingest.edge.names import Names
+from ingest.edge.operations import Operations
 from ingest.edge.quotas import Limited, Quotas
-from ingest.errors import BadId, Closing, InvalidRequest
+from ingest.errors import BadId, InvalidRequest
 from ingest.ids import Place, Sealer, load_keys
-from ingest.operating.auditing import Audited, Auditor
-from ingest.operating.history import Histories, Inspected, Transaction
+from ingest.operating.auditing import Auditor
+from ingest.operating.history import Transaction
 from ingest.operating.listings import Listings
 from ingest.operating.operator import Action, Done, Operator
 from ingest.operating.overview import Overview
-from ingest.operating.topic_removal import Removing, Wanted
+from ingest.operating.topic_removal import Removing
 from ingest.parts import Gate, Loops, Parts, guarded_clock
 from runtime.clock import Clock
 from runtime.settings import Settings
 from store.directory import Geometry
-from store.edge.removal import Removal
 from store.edge.store import EdgeStore, End
-from store.errors import StoreError
 from store.guarded_clock import GuardedClock
-from store.io.pages import EdgeSlot
 from store.io.wakeup import JOB_WAKE, Waker
 from store.messages import Message, are_same, groups_of
-from store.naming import DLQ_PREFIX
 from store.progress import Progress, no_progress
-from store.read.readers import LogReader, TopicReader
+from store.read.readers import TopicReader
 from store.records import Via, queue_key_of, queue_offset_of, topic_of_key
 from store.tables.delivery_cursors import Cursors
 from store.tables.ends import Verdict
@@ -72,6 +69,19 @@ def place_of(position: int) -> tuple[int, int]:
     return topic_of_key(queue_key_of(position))[1], queue_offset_of(position)
 
 
+def open_store(settings: Settings, on_publish: Callable[[], None], progress: Progress = no_progress) -> EdgeStore:
+    """Open the store, which recovers it. Blocks: not for the event loop's thread."""
+    return EdgeStore(
+        settings.store_dir,
+        geometry=Geometry(**settings.geometry_values()),
+        max_body_bytes=settings.max_body_bytes,
+        default_queues=settings.queues_per_topic,
+        dedup_window_s=-(-settings.dedup_window_ms // 1000),
+        on_publish=on_publish,
+        progress=progress,
+    )
+
+
 class Edge:
     """One edge over one store. Made, used and closed in one event loop."""
 
@@ -82,8 +92,6 @@ class Edge:
         self.settings, self._source = settings, clock
         self.notice = ""
         self._gate = Gate(settings)
-        #: Ends whose id was never issued, or for another group: refused before they reach the log.
-        self.ends_refused = 0
         self._waker: Waker | None = None
         self._consumption: Consumption | None = None
         self._background: Background | None = None
@@ -94,11 +102,13 @@ class Edge:
 
     # --- opening and closing -------------------------------------------------------------------------------------------------
     async def open(self, progress: Progress = no_progress) -> None:
-        """1 open the store, which recovers it · 2 the keys · 3 the committer · 4 who follows the job's queues · 5 consumption."""
+        """1 open the store, which recovers it · 2 the keys · 3 the committer · 4 checks, and what follows the job's queues ·
+        5 consumption · 6 what operators see and do."""
         loop = asyncio.get_running_loop()
         self.groups = groups.watch(self.settings)  # before anything is touched: it may be unusable
-        self.store = await loop.run_in_executor(None, self._open_store, progress)  # 1
+        self.store = await loop.run_in_executor(None, open_store, self.settings, self._published, progress)  # 1
         try:
+            self._waker = Waker(self.store.directory.root / JOB_WAKE)
             keys, self.notice = load_keys(self.settings.keys_file, self.settings.id_keys)  # 2
             self._receipts = ReceiptSealer(keys)
             self.clock = guarded_clock(self.settings, self._source, self.settings.data_dir, last_time_ms(self.store))
@@ -115,8 +125,8 @@ class Edge:
             naming=self.names,
             deliveries=self.consumption,
             consuming=self.consumption,
-            operating=self,
-            issued=self,
+            operating=self.operations,
+            issued=self._ids,
             backlog=StoreBacklog(self.store.directory, self.quotas),
         )
 
@@ -125,70 +135,62 @@ class Edge:
         """Why it is open and should be sent nothing all the same; "" mostly."""
         return ""
 
-    def _now_ms(self) -> int:
-        return self.clock.now_ms()
-
-    def _open_store(self, progress: Progress) -> EdgeStore:
-        settings, root = self.settings, self.settings.store_dir
-        store = EdgeStore(
-            root,
-            geometry=Geometry(**settings.geometry_values()),
-            max_body_bytes=settings.max_body_bytes,
-            default_queues=settings.queues_per_topic,
-            dedup_window_s=-(-settings.dedup_window_ms // 1000),
-            on_publish=self._published,
-            progress=progress,
-        )
-        self._waker = Waker(root / JOB_WAKE)
-        return store
-
     def _open_rest(self) -> None:
-        settings, root = self.settings, self.settings.store_dir
-        self.started_at_ms = self._now_ms()
-        self.store.heartbeat(self.clock.elapsed_ms())
-        cursors = Cursors(root / "edge.cursors", writable=True)
-        self._presence = Presence(root / "presence", writable=True)
-        self._committer = Committer(self.store, self._now_ms, settings.max_queued_bytes)  # 3
+        settings, store = self.settings, self.store
+        self.started_at_ms = self.now_ms()
+        store.heartbeat(self.clock.elapsed_ms())
+        cursors = Cursors(store.directory.root / "edge.cursors", writable=True)
+        self._committer = Committer(store, self.now_ms, settings.max_queued_bytes)  # 3
         self._committer.observe_flush = self._flushed
-        self._followers = Followers(self.store, cursors, self._now_ms)  # 4
+        self._open_checks(cursors)  # 4
+        self.quotas = Quotas(settings, self.groups, store, self.now_ms)
+        self._storing = Limited(self._committer, self.quotas)
+        self.names = Names(settings, store.dictionary)
+        store.maker_of = self.names.maker_of
+        self._consumption = Consumption(
+            store, self._committer, cursors, settings, self.clock, receipts=self._receipts, refuse=self._gate.require_master
+        )  # 5
+        self._loops = Loops(self._committer.fail)
+        self._open_operators()  # 6
+        self._background = Background(
+            store, self._committer, self._checks, self._followers, self._consumption,
+            listings=self.listings, clock=self.clock, settings=settings,
+        )  # fmt: skip
+        for loop_of in (*self._background.loops(), self.quotas.run, self.listings.run, self.operations.overview.run):
+            self._loops.start(loop_of())
+
+    def _open_checks(self, cursors: Cursors) -> None:
+        settings, store = self.settings, self.store
+        self._presence = Presence(store.directory.root / "presence", writable=True)
+        self._followers = Followers(store, cursors, self.now_ms)
         self._followers.recover()
-        self._histories = Histories(self.store)
         self._checks = CheckDelivery(
-            self.store,
-            cursors,
-            self._presence,
-            self.clock,
+            store, cursors, self._presence, self.clock,
             enabled=settings.checks_enabled and not settings.standby,
             refresh_s=settings.presence_ttl_ms / 3000,
             asked_now_max=settings.outstanding_per_group_max,
-        )
-        self._job = JobView(self.store, self._checks.topics, self.clock)
-        self.quotas = Quotas(settings, self.groups, self.store, self._now_ms)
-        self._storing = Limited(self._committer, self.quotas)
-        self.names = Names(settings, self.store.dictionary)
-        self.store.maker_of = self.names.maker_of
-        self._consumption = Consumption(
-            self.store, self._committer, cursors, settings, self.clock,
-            receipts=self._receipts, refuse=self._gate.require_master,
-        )  # 5  # fmt: skip
-        self._removing = Removing(self.store, self._consumption)
-        self._loops = Loops(self._committer.fail)
-        self._open_operators()
-        self._background = Background(
-            self.store, self._committer, self._checks, self._followers, self._consumption,
-            listings=self.listings, clock=self.clock, settings=settings,
         )  # fmt: skip
-        for loop_of in (*self._background.loops(), self.quotas.run, self.listings.run, self.overview.run):
-            self._loops.start(loop_of())
+        self._asking = Asking(settings, self._gate, store, self._committer, self._checks, presence=self._presence, clock=self.clock)
+        self._job = JobView(store, self._checks.topics, self.clock)
 
     def _open_operators(self) -> None:
-        self.listings = Listings(self.store, self._sealer, self._now_ms)
-        self.auditor = Auditor(self.store.directory.root / "audit", self._now_ms, self._anchor)
-        self._operator = Operator(
-            self.store, self._committer, self._checks, self._followers.resumed,
-            listings=self.listings, sealer=self._sealer, auditor=self.auditor, now_ms=self._now_ms,
+        settings, store, committer = self.settings, self.store, self._committer
+        self._ids = IssuedIds(store, self._sealer)
+        self.listings = Listings(store, self._sealer, self.now_ms)
+        self.auditor = Auditor(store.directory.root / "audit", self.now_ms, self._anchor)
+        self._figures = EdgeFigures(
+            settings, store, committer, self._followers, self._checks, quotas=self.quotas, names=self.names,
+            consumption=self.consumption, parts=self.parts, started_at_ms=self.started_at_ms,
         )  # fmt: skip
-        self.overview = Overview(self)
+        operator = Operator(
+            store, committer, self._checks, self._followers.resumed,
+            listings=self.listings, sealer=self._sealer, auditor=self.auditor, now_ms=self.now_ms,
+        )  # fmt: skip
+        self.operations = Operations(
+            settings, self._gate, store, committer, self._sealer,
+            operator=operator, listings=self.listings, auditor=self.auditor,
+            removing=Removing(store, self.consumption), overview=Overview(self),
+        )  # fmt: skip
         self._loops.start(self.auditor.run())
 
     async def _anchor(self, head: Head) -> None:
@@ -232,7 +234,7 @@ class Edge:
         await self.consumption.close()
         await self.listings.close()
         self._checks.close()
-        self._histories.close()
+        self.operations.close()
         self._presence.close()
         try:
             await asyncio.get_running_loop().run_in_executor(None, self.store.close)
@@ -271,7 +273,7 @@ class Edge:
         places = self._sealer.open_all([end.id for end in ends])
         judged = [self._to_end(end, place) for end, place in zip(ends, places, strict=True)]
         good = [end for end in judged if isinstance(end, End)]
-        self.ends_refused += len(judged) - len(good)
+        self._figures.ends_refused += len(judged) - len(good)
         answers = iter(await self._committer.end(good) if good else [])
         return [answer_of(next(answers)) if isinstance(end, End) else end for end in judged]
 
@@ -287,43 +289,22 @@ class Edge:
 
     # --- operators -----------------------------------------------------------------------------------------------------------
     async def act(self, action: Action) -> Done:
-        """Check now, commit, roll back or resume, as `ingest.operating.operator` says."""
-        self._gate.require_master("actions")
-        return await self._operator.act(action, self.settings.max_messages_per_request)
+        return await self.operations.act(action)
 
-    async def create_topic(self, topic: str, queues: int | None) -> tuple[int, bool]:
-        """(how many queues it has, whether it is new). For operators: `autoCreateTopics` and limits of tokens do not hold."""
-        self._gate.require_master("topics")
-        if topic.startswith(DLQ_PREFIX):
-            raise InvalidRequest(f"topic: {topic[:80]}: topics of dead letters are made by Escrow alone")
-        names = self.store.dictionary
-        made = names.topic_no(topic) is None
-        wanted = queues or self.settings.queues_per_topic
-        topic_no: int = await self._committer.call(partial(self.store.add_topic, topic, wanted))
-        found = names.queues[topic_no]
-        if queues is not None and queues != found:
-            raise InvalidRequest(f"queues: topic {topic} has {found} queues, fixed when it was made, not {queues}")
-        return found, made
+    async def transaction(self, id: str) -> Transaction:
+        return await self.operations.transaction(id)
 
-    async def remove_topics(self, wanted: Wanted) -> Removal:
-        """Remove topics that nobody uses. For operators."""
-        self._gate.require_master("topics")
-        return await self._removing.remove(wanted)
+    def half_offset_of(self, id: str) -> int:
+        return self._ids.half_offset_of(id)
 
-    async def audited(self, limit: int, before: int | None = None) -> tuple[list[Audited], int | None]:
-        """What operators did, the newest first."""
-        return await self.auditor.audited(limit, before)
-
-    def members(self, group: str) -> list[Member]:
-        """Who takes the check requests of a group."""
-        return self._checks.members(group)
+    def properties_of(self, id: str) -> Mapping[str, str]:
+        return self._ids.properties_of(id)
 
     def now_ms(self) -> int:
-        return self._now_ms()
+        return self.clock.now_ms()
 
     # --- checks --------------------------------------------------------------------------------------------------------------
-    @asynccontextmanager
-    async def poll_checks(
+    def poll_checks(
         self,
         group: str,
         member: str,
@@ -332,138 +313,52 @@ class Edge:
         *,
         passing_over: Container[int] = (),
         via: str = "poll",
-    ) -> AsyncIterator[Handover]:
-        """Check requests for one member of a group, as a context: inside it the transport writes the answer. Leaving it in order
-        records the hand-over; leaving it with an exception gives the requests to another member. `passing_over`: halves that this
-        member has failed at before. `via`: how the requests reach him, for people."""
-        handover = await self._poll(group, member, max_requests, wait_s, passing_over=passing_over, via=via)
-        try:
-            yield handover
-        except BaseException:
-            self.put_back(handover)
-            raise
-        if handover.requests:
-            with contextlib.suppress(Closing):  # not counted then: the half is asked again, which does no harm
-                self._committer.asked(handover.half_offsets, member).add_done_callback(_heard)
+    ) -> AbstractAsyncContextManager[Handover]:
+        return self._asking.poll_checks(group, member, max_requests, wait_s, passing_over=passing_over, via=via)
 
     def put_back(self, handover: Handover) -> None:
-        """These reached nobody: another member gets them, in this round still."""
         self._checks.put_back(handover)
 
     def present(self, group: str, member: str, via: str) -> None:
-        """A member of this group is there, and polls. Said when its first half came in: before, the group had no number, and its
-        poll could not say so."""
+        """Said when the first half of a group came in: before, the group had no number, and its poll could not say so."""
         self._checks.seen(group, member, via)
 
     def still_asked(self, handover: Handover) -> bool:
-        """Is it worth while to go on trying? Not when the round is over, or when all of it has ended meanwhile."""
-        return handover.round_start == self._checks.round_start and any(
-            not self.store.end_of(half_offset) for half_offset in handover.half_offsets
-        )
+        return self._asking.still_asked(handover)
 
     @property
     def check_round(self) -> int:
-        """Changes when a round begins."""
         return self._checks.round_start
-
-    async def _poll(
-        self, group: str, member: str, max_requests: int, wait_s: float, *, passing_over: Container[int], via: str
-    ) -> Handover:
-        max_requests, wait_s = self._gate.check_poll(member, max_requests, wait_s)
-        return await self._checks.poll(
-            group, member, max_requests, self.settings.max_request_bytes // 2, wait_s, passing_over=passing_over, via=via
-        )
-
-    def transaction_id_of(self, delivery: Delivery) -> str | None:
-        """Of a message that a transaction released; None for an ordinary one."""
-        half_offset = delivery.half_offset
-        return self._sealer.seal(half_offset, delivery.frame.fields["group_no"]) if half_offset >= 0 else None
-
-    def group_of(self, id: str) -> str:
-        """The producer group of the half that an id names; BadId unless this store issued it."""
-        return self.store.dictionary.groups[self._sealer.open(id).group_no]
-
-    @property
-    def epoch(self) -> int:
-        return self.store.page[EdgeSlot.EPOCH]
-
-    def half_offset_of(self, id: str) -> int:
-        return self._sealer.open(id).half_offset
-
-    def properties_of(self, id: str) -> Mapping[str, str]:
-        """In a thread. It opens the log anew: for what is asked for now and then."""
-        try:
-            log = LogReader(self.store.directory)
-            try:
-                return log.frame(log.half_queue.read(at := self.half_offset_of(id), at + 1)[0]).properties
-            finally:
-                log.close()
-        except (BadId, StoreError, IndexError):
-            return {}
 
     def id_of(self, request: CheckRequest) -> str:
         return self._sealer.seal(request.half_offset, request.group_no)
 
+    def members(self, group: str) -> list[Member]:
+        return self._checks.members(group)
+
+    def live_groups(self) -> set[str]:
+        return self._asking.live_groups()
+
+    def known_groups(self) -> Sequence[str]:
+        return self.store.dictionary.groups
+
+    def knows_group(self, group: str) -> bool:
+        return self.store.dictionary.group_no(group) is not None
+
     # --- status --------------------------------------------------------------------------------------------------------------
     async def status(self) -> dict[str, Any]:
-        """How the edge is, and what it sees of the job."""
-        store = self.store
-        return {
-            "role": self.settings.role,
-            "store_id": store.directory.store_id,
-            "started_at_ms": self.started_at_ms,
-            "half_end": store.half_end,
-            "op_end": store.op_end,
-            "log_end": store.log.end,
-            "log_flushed": store.page[EdgeSlot.LOG_END],
-            **self.counts(),
-            "job": asdict(self.job_state()),
-            "trouble": self.trouble,
-            "failed": self.failed.result() if self.failed.done() else "",
-        }
+        return self._figures.status(self.job_state(), self.trouble, self._failure())
 
     def counts(self) -> dict[str, Any]:
-        """What was done since the start, for status and metrics."""
-        counters = self._committer.counters
-        return {
-            "queued_bytes": self._committer.queued_bytes,
-            "cycles": counters.cycles,
-            "flushes": self.store.flushes,
-            "halves": counters.halves,
-            "messages": counters.messages,
-            "ends": counters.ends,
-            "answers": {**counters.answers, "refused": counters.answers.get("refused", 0) + self.ends_refused},
-            "asked": counters.asked,
-            "refused_for_load": counters.refused_for_load,
-            "discarded": self._followers.discarded,
-            "proposals_passed_over": self._followers.passed_over,
-            "reopened": self._followers.reopened,
-            "checks": self._checks.figures(),
-            "quotas": self.quotas.figures(),
-            "names": self.names.figures(),
-            "consumption": self.consumption.figures(),
-            **self.parts.figures(),
-            "healthy": not self.trouble and not self.failed.done(),
-        }
+        return self._figures.counts(self.trouble, self._failure())
+
+    def _failure(self) -> str:
+        return self.failed.result() if self.failed.done() else ""
 
     def _flushed(self, seconds: float) -> None:
         """In the committer's thread or in the loop. Who wants to know may come after the edge was opened."""
         if self.observe_flush is not None:
             self.observe_flush(seconds)
-
-    def live_groups(self) -> set[str]:
-        """Producer groups with a live member."""
-        names = self.store.dictionary.groups
-        # Another thread adds names meanwhile: as many as there were count.
-        live = self._presence.live(self.clock.elapsed_ms(), self.settings.presence_ttl_ms, len(names))
-        return {names[number] for number in live.nonzero()[0].tolist()}
-
-    def known_groups(self) -> Sequence[str]:
-        """Producer groups that sent anything, ever."""
-        return self.store.dictionary.groups
-
-    def knows_group(self, group: str) -> bool:
-        return self.store.dictionary.group_no(group) is not None
 
     def job_files(self) -> TopicReader | None:
         """The job's files; None where it has none, or is just switching to others."""
@@ -472,16 +367,6 @@ class Edge:
     def job_state(self) -> JobState:
         """What can be seen of the job from here."""
         return self._job.state()
-
-    async def inspect(self, id: str) -> Inspected:
-        """One transaction with its message, for an operator."""
-        place = self._sealer.open(id)
-        return await asyncio.get_running_loop().run_in_executor(None, self._histories.inspect, place.half_offset)
-
-    async def transaction(self, id: str) -> Transaction:
-        """What is known of one transaction, with its history; BadId unless this store issued the id."""
-        place = self._sealer.open(id)
-        return await asyncio.get_running_loop().run_in_executor(None, self._histories.of, place.half_offset)
 
     # --- background ---------------------------------------------------------------------------------------------------------------
     def _published(self) -> None:
@@ -497,9 +382,3 @@ class Edge:
         """Delete files that are not needed any more; how many of each kind went."""
         assert self._background is not None
         return await self._background.retain()
-
-
-def _heard(future: asyncio.Future[None]) -> None:
-    """A hand-over that could not be recorded is not counted; the edge's failure is told elsewhere."""
-    if not future.cancelled():
-        future.exception()

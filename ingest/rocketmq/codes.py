@@ -65,6 +65,10 @@ class Refused(errors.EdgeError):
         self.wire_code = code
 
 
+def name(code: int) -> str:
+    return str(pb.Code.Name(code))
+
+
 def of_error(error: Exception) -> pb.Status:
     """What an error becomes in the answer."""
     if isinstance(error, Refused):

@@ -2,7 +2,7 @@
 
     front = Front(settings, access, edge, room.grpc)     # takes its ports; CannotStart says why it cannot
     edge.parts.append(front)                  # opened and closed with the edge
-    front.service.observe = metrics.observe_call
+    front.service.observe_with(metrics.observe_call)
 
 grpc.aio in the edge's own loop, measured against the alternatives (docs/performance.md): a synchronous server answers a constant
 a little sooner, and loses more than that when each call has to be handed to the loop; a process of its own would add a hop to that.

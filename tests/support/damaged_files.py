@@ -252,7 +252,7 @@ def _releases(root: Path, facts: Facts) -> list[str]:
     for topic_no, topic in enumerate(facts.names[1]):
         if topic in TOPICS:
             for each in read_topic(root, topic):
-                # As the edge hands out (ingest/consuming/tail.py): an entry that leads to another queue's frame is nobody's.
+                # As the edge hands out (ingest/consuming/reading/tail.py): an entry that leads to another queue's frame is skipped.
                 if (each.frame.fields["topic_no"], each.frame.fields["queue_id"]) == (topic_no, each.queue_id):
                     visible[topic_no << 6 | each.queue_id, each.queue_offset] = each.body
     for place, body in visible.items():

@@ -159,7 +159,7 @@ class ConsumptionModel(RuleBasedStateMachine):
         if count == 1024:
             assert len(got) == len(out)
         self.handed_out(got, found, now_ms + round(visibility_s * 1000))
-        self.run(self.world.until(lambda: not self.world.edge.consumption._burials))
+        self.run(self.world.until(lambda: not self.world.edge.consumption._burials.under_way))
         self.bury(dying, whole=count == 1024)
         return got
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from ingest.consuming import tail as tail_module
-from ingest.consuming.settled_queues import Settled
-from ingest.consuming.tail import Tail
+from ingest.consuming.reading.settled_queues import Settled
+from ingest.consuming.reading.tail import Tail
 from store.edge.store import EdgeStore, End
 from store.job.store import JobStore
 from store.messages import Message

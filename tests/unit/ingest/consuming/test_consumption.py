@@ -118,7 +118,7 @@ def test_the_extents_of_all_queues_are_those_of_each(tmp_path):
     """Settled queues, queues whose last messages are not settled, new ones, and one that has nothing."""
 
     async def story(w):
-        await w.edge.create_topic("empty", 3)
+        await w.edge.operations.create_topic("empty", 3)
         await w.edge.send([w.message(topic=f"t{n}") for n in range(20)])
         w.settle()
         await w.edge.send([w.message(topic=f"t{n}") for n in range(10, 30)])
@@ -128,7 +128,7 @@ def test_the_extents_of_all_queues_are_those_of_each(tmp_path):
         for topic_no, queues in enumerate(names.queues):
             for key in range(topic_no << 6, (topic_no << 6) + queues):
                 assert found.get(key, (0, 0)) == tail.extent(key)
-        counts = {each["topic"]: each["messages"] for each in w.edge.overview.topics()}
+        counts = {each["topic"]: each["messages"] for each in w.edge.operations.overview.topics()}
         assert counts == {"empty": 0, **{f"t{n}": 2 if 10 <= n < 20 else 1 for n in range(30)}}
 
     play(tmp_path, story)
@@ -567,7 +567,7 @@ async def kill(w, times=3, **rest):
         assert await w.pull(visibility_s=1, **rest)
         w.now_ms += 1_000
     assert await w.pull() == []
-    await w.until(lambda: not w.edge.consumption._burials)
+    await w.until(lambda: not w.edge.consumption._burials.under_way)
 
 
 def test_a_message_that_was_given_too_often_is_a_dead_letter(tmp_path):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ingest.consuming import tail as tail_module
-from ingest.consuming.settled_queues import Settled
-from ingest.consuming.tail import Tail
+from ingest.consuming.reading.settled_queues import Settled
+from ingest.consuming.reading.tail import Tail
 from runtime.clock import this_boot
 from store.edge.store import EdgeStore
 from store.job.store import JobStore

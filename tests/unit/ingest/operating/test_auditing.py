@@ -38,7 +38,7 @@ def auditor_of(w):
 
 async def told(w):
     """(who, action, target, result) of all records, the oldest first."""
-    found, following = await w.edge.audited(1000)
+    found, following = await w.edge.operations.audited(1000)
     assert following is None
     return [(each.who, each.action, each.target, each.result) for each in reversed(found)]
 
@@ -101,7 +101,7 @@ async def test_repeated_actions_are_counted_and_every_kind_is_recorded(tmp_path,
         size = path.stat().st_size
         assert size < 2 * 8000
         await auditor_of(w).round()
-        found, _ = await w.edge.audited(1000)
+        found, _ = await w.edge.operations.audited(1000)
         for who in ("eve", "ada"):
             mine = [each for each in found if each.who == who]
             assert len([each for each in mine if each.action == "seek"]) == DETAILED + 1
@@ -137,20 +137,20 @@ async def test_denials_are_summed_up(tmp_path):
         for number in range(1000):
             w.asked.offers.audit.denied("eve", "POST /v1/halves", f"token eve: may not {number}")
         await auditor_of(w).round()
-        found, _ = await w.edge.audited(10)
+        found, _ = await w.edge.operations.audited(10)
         (one,) = found
         assert (one.who, one.action, one.target, one.counts) == ("eve", "denied", "POST /v1/halves", {"denied": 1000})
         assert one.reason == "token eve: may not 0"
         for number in range(100):
             w.asked.offers.audit.denied("ada", f"GET /{number % 3}", "no")
         await auditor_of(w).round()
-        (one, _), _ = await w.edge.audited(10)
+        (one, _), _ = await w.edge.operations.audited(10)
         assert (one.who, one.target) == ("ada", "several operations")
         assert one.counts == {"denied": 100, "GET /0": 34, "GET /1": 33, "GET /2": 33}
         for number in range(10 * DENIALS_MAX):
             w.asked.offers.audit.denied(f"eve{number}", "GET /metrics", "no")
         await auditor_of(w).round()
-        found, _ = await w.edge.audited(10 * DENIALS_MAX)
+        found, _ = await w.edge.operations.audited(10 * DENIALS_MAX)
         assert len(found) == 2 + DENIALS_MAX + 1
         assert sum((each.counts or {})["denied"] for each in found) == 1100 + 10 * DENIALS_MAX
 

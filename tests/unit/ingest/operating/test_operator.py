@@ -274,7 +274,7 @@ def test_a_dry_run_changes_nothing_and_foresees(tmp_path):
             assert [each.result for each in done.results] == [foreseen, "accepted"]
             assert done.audit_no is None
         assert w.edge.store.op_end == op_end
-        assert await w.edge.audited(10) == ([], None)
+        assert await w.edge.operations.audited(10) == ([], None)
 
     play(tmp_path, story)
 
@@ -410,14 +410,14 @@ def test_the_audit_has_intent_and_outcome_and_survives(tmp_path):
         second = await w.edge.act(Action("rollback", "bob", "cleaning up", filter=Query(group="g"), expect=1))
         assert (first.audit_no, second.audit_no) == (0, 2)
         await w.restart_edge()
-        (newest, oldest), following = await w.edge.audited(10)
+        (newest, oldest), following = await w.edge.operations.audited(10)
         assert (oldest.no, oldest.who, oldest.action, oldest.reason, oldest.ids) == (0, "ada", "commit", "ticket 7", [ids["a"]])
         assert (oldest.matched, oldest.counts["accepted"], oldest.filter, oldest.result) == (1, 1, None, "done")
         assert (newest.filter, newest.ids) == ({"state": "pending", "group": "g"}, [ids["b"]])
         assert following is None
-        page, following = await w.edge.audited(1)
+        page, following = await w.edge.operations.audited(1)
         assert ([each.no for each in page], following) == ([2], 2)
-        assert [each.no for each in (await w.edge.audited(5, following))[0]] == [0]
+        assert [each.no for each in (await w.edge.operations.audited(5, following))[0]] == [0]
         assert [(each.result, each.about) for each in Audit(w.settings.store_dir / "audit").records()] == [
             ("begun", None), ("done", 0), ("begun", None), ("done", 2),
         ]  # fmt: skip
@@ -433,10 +433,10 @@ def test_an_action_that_the_edge_did_not_survive_is_shown_as_begun(tmp_path):
         def dies(*_):
             raise RuntimeError("killed")
 
-        w.edge._operator._end = dies
+        w.edge.operations._operator._end = dies
         with pytest.raises(RuntimeError):
             await w.edge.act(Action("commit", "ada", "r", ids=[id]))
-        ((found,), _) = await w.edge.audited(10)
+        ((found,), _) = await w.edge.operations.audited(10)
         assert (found.result, found.counts["accepted"]) == ("failed", 0)
 
     play(tmp_path, story)
@@ -475,23 +475,23 @@ def test_overview_groups_and_topics(tmp_path):
         w.settle()
         await w.act("commit", ids["a"])
         w.settle()
-        w.edge.overview.sample()
-        found = await w.edge.overview.answer()
+        w.edge.operations.overview.sample()
+        found = await w.edge.operations.overview.answer()
         assert (found["pending"], found["oldest_pending_age_s"], found["discarded"]) == (1, 5, 0)
         assert (found["totals"]["halves"], found["totals"]["commits"]) == (2, 1)
         assert {each["part"]: each["healthy"] for each in found["parts"]} == {
             "edge": True, "job": False, "checks": True, "disk": True, "clock": True,
         }  # fmt: skip
         assert (found["series"]["commits"][-1], found["series"]["pending"][-1]) == (1, 1)
-        (group,) = await w.edge.overview.groups()
+        (group,) = await w.edge.operations.overview.groups()
         assert (group["group"], group["pending"], group["oldest_age_s"], group["outstanding"]) == ("g", 1, 5, 0)
         assert [(each["member"], each["via"]) for each in group["members"]] == [("worker-1", "poll")]
         (message,) = await w.pull(wait_s=30)
-        (topic,) = w.edge.overview.topics()
+        (topic,) = w.edge.operations.overview.topics()
         assert (topic["topic"], topic["messages"]) == ("t", 1)
         assert topic["consumers"] == [{"group": "c", "lag": 1, "in_hand": 1, "dead_letters": 0}]
         await w.ack(message)
-        assert w.edge.overview.topics()[0]["consumers"][0]["lag"] == 0
+        assert w.edge.operations.overview.topics()[0]["consumers"][0]["lag"] == 0
 
     play(tmp_path, story)
 

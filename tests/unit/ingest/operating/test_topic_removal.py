@@ -43,7 +43,7 @@ async def age_out(w: World) -> None:
 
 
 async def remove(w: World, *topics: str) -> list[str]:
-    return (await w.edge.remove_topics(Wanted(topics))).removed
+    return (await w.edge.operations.remove_topics(Wanted(topics))).removed
 
 
 async def removed_and_reused(w: World) -> int:
@@ -159,7 +159,7 @@ def test_a_group_that_begins_while_its_topic_is_removed(tmp_path: Path) -> None:
 
         consumption._ledger.note = then_remove  # type: ignore[method-assign]
         assert await w.pull() == []
-        assert consumption._queues == {}
+        assert consumption._places.queues == {}
 
     played(tmp_path, story)
 
@@ -168,7 +168,7 @@ def test_what_is_asked_for_must_be_clear(tmp_path: Path) -> None:
     async def story(w: World) -> None:
         for wanted in (Wanted(), Wanted(["a"], unused=True), Wanted(["a"], made_by="b")):
             with pytest.raises(InvalidRequest):
-                await w.edge.remove_topics(wanted)
+                await w.edge.operations.remove_topics(wanted)
 
     played(tmp_path, story)
 

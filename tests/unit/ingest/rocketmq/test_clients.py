@@ -21,9 +21,10 @@ from ingest.errors import TokensUnusable, Unauthorized
 from ingest.rocketmq import clients as module
 from ingest.rocketmq import messaging_pb2 as pb
 from ingest.rocketmq import named
+from ingest.rocketmq.calls import Caller
 from ingest.rocketmq.clients import Clients, spell
 from ingest.rocketmq.codes import Refused
-from ingest.rocketmq.service import Caller, Service
+from ingest.rocketmq.consuming import ConsumerCalls
 from tests.support.edge_world import settings_for, world
 
 MADE_AT = "2026-01-02T03:04:05Z"
@@ -260,13 +261,13 @@ def test_a_poll_that_waits_shows_nothing_to_a_token_that_was_revoked(tmp_path):
             access = Access(w.settings)
             signatures = Signatures(w.settings, access)
             principal = access.principal(f"Bearer {made}")
-            service, written = Service(w.asked, signatures, clients), list[pb.ReceiveMessageResponse]()
+            calls, written = ConsumerCalls(w.asked, signatures, clients), list[pb.ReceiveMessageResponse]()
             request = pb.ReceiveMessageRequest(group={"name": "c"}, batch_size=1)
             request.message_queue.topic.name = "t"
             request.invisible_duration.FromSeconds(30)
             request.long_polling_timeout.FromSeconds(20)
             receiving = asyncio.create_task(
-                service._receive(Caller(principal, clients.seen(principal, "c")), request, Context(written))
+                calls.receive(Caller(principal, clients.seen(principal, "c")), request, Context(written))
             )
             await w.until(lambda: w.edge.consumption.figures()["polls_waiting"] == 1)
             token_file.revoke(file, "short")

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingest.consuming.settled_queues import Settled
+from ingest.consuming.reading.settled_queues import Settled
 from store.errors import Corrupt, StoreError
 from store.io.arrays import distinct
 from store.read.readers import LogReader
