@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from ingest.consuming import tail as tail_module
+from ingest.consuming.reading import tail as tail_module
 from ingest.consuming.reading.settled_queues import Settled
 from ingest.consuming.reading.tail import Tail
 from store.edge.store import EdgeStore, End

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.consuming import tail as tail_module
+from ingest.consuming.reading import tail as tail_module
 from ingest.consuming.reading.settled_queues import Settled
 from ingest.consuming.reading.tail import Tail
 from runtime.clock import this_boot
