@@ -26,18 +26,10 @@ MODULES_OF_A_DIRECTORY: Final = 12
 
 OVER: Final = frozenset(
     {
-        "ingest/consuming/consumption.py",
-        "ingest/consuming/consumption.py: class Consumption",
-        "ingest/consuming/group_queue.py",
-        "ingest/consuming/group_queue.py: class GroupQueue",
-        "ingest/edge/embedded.py",
-        "ingest/edge/embedded.py: class Edge",
         "ingest/kafka/edge.py",
         "ingest/kafka/edge.py: class KafkaEdge",
         "ingest/kafka/ended/follower.py",
         "ingest/kafka/ended/follower.py: class OpFollower",
-        "ingest/rocketmq/service.py",
-        "ingest/rocketmq/service.py: class Service",
         "scripts/dashboards.py",
         "streaming/kafka/service.py: class KafkaJobService",
         "tests/campaigns/fuzz/hostile.py",
