@@ -11,7 +11,7 @@ from ingest.committing.committer import Committer
 from ingest.consuming.dead_letters import Letter, Letters, append_again, bury
 from ingest.consuming.group_queue import GroupQueue, Handed
 from ingest.consuming.places import Places
-from ingest.consuming.poll_waiters import Waiting
+from ingest.consuming.reading.poll_waiters import Waiting
 from ingest.consuming.reading.tail import Tail
 from ingest.consuming.receipts import Receipt
 from ingest.errors import EdgeError

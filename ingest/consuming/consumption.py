@@ -6,8 +6,8 @@
     seek                the group goes elsewhere; what it had in hand is not its any more
     dead_letters, replay
 
-Its parts: `reading/` what there is to read (settled queues and the unsettled tail as one), `news.py` when to look, `places.py`
-where groups stand, `group_queue.py` what a group may have of a queue, `journal.py` what is written down, `burials.py` dead letters.
+Its parts: `reading/` what there is to read (settled queues and the unsettled tail as one) and waiting for it, `places.py` where
+groups stand, `group_queue.py` what a group may have of a queue, `journal.py` what is written down, `burials.py` dead letters.
 At least once: a message comes again until it is acknowledged, or is a dead letter.
 """
 
@@ -26,9 +26,9 @@ from ingest.consuming.dead_letters import has_dead_letters, topic_of
 from ingest.consuming.deliveries import DeadLetter, Delivery, delivery, parse_tags
 from ingest.consuming.filters import Filters, TagFilter
 from ingest.consuming.group_queue import ATTEMPTS_MAX, GroupQueue, Hand, Handed
-from ingest.consuming.news import News
 from ingest.consuming.places import Places
-from ingest.consuming.poll_waiters import Waiting
+from ingest.consuming.reading.news import News
+from ingest.consuming.reading.poll_waiters import Waiting
 from ingest.consuming.reading.settled_queues import Settled
 from ingest.consuming.reading.start_positions import EARLIEST, parse_start
 from ingest.consuming.reading.tail import Tail

@@ -28,7 +28,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from ingest.checks.delivery import CheckRequest, Handover, Member
-from ingest.consuming.poll_waiters import Waiting
+from ingest.consuming.reading.poll_waiters import Waiting
 from ingest.kafka.messages import born_at_ms_of, properties_of
 from ingest.kafka.ops import headers_of
 from ingest.kafka.places import HALF_OFFSET_MAX, PARTITION_MAX, Place

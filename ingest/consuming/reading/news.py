@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 
-from ingest.consuming.poll_waiters import Waiting
+from ingest.consuming.reading.poll_waiters import Waiting
 from ingest.consuming.reading.tail import Tail
 from store.errors import StoreError
 from store.records import topic_of_key
