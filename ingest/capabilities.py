@@ -20,7 +20,8 @@ from ingest.auth.access import Principal, Token
 from ingest.auth.reloading_file import Watched
 from ingest.checks.delivery import CheckRequest, Handover, Member
 from ingest.consuming.deliveries import DeadLetter, Delivery
-from ingest.consuming.reading.start_positions import EARLIEST
+from ingest.consuming.pages import Identity, Page, QueuePlaces
+from ingest.consuming.reading.start_positions import EARLIEST, LATEST
 from ingest.groups import Groups
 from ingest.operating.auditing import Audited
 from ingest.operating.history import Inspected, Transaction
@@ -239,6 +240,22 @@ class Consuming(Deliveries, Protocol):
     def lags(self) -> dict[tuple[str, str], tuple[int, int]]: ...
 
 
+class Reading(Protocol):
+    """Topics by place, without a consumer group; `ingest.consuming.pages` says more."""
+
+    async def places(self, topic: str, at: str = LATEST) -> tuple[Identity, list[QueuePlaces]]: ...
+    async def page(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        max_messages: int,
+        max_bytes: int,
+        hold: Callable[[int], None] | None = None,
+    ) -> Page: ...
+
+
 class Sights(Protocol):
     """What an operator sees first."""
 
@@ -327,6 +344,7 @@ class Offers:
     naming: Naming = field(default_factory=FreeNaming)
     deliveries: Deliveries | None = None
     consuming: Consuming | None = None
+    reading: Reading | None = None
     operating: Operating | None = None
     issued: Issued | None = None
     backlog: Backlog | None = None

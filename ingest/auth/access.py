@@ -98,6 +98,11 @@ class Principal:
             what = f"consume topic {topic[:80]!r} as group {group[:80]!r}"
             self._refuse(what, f"--consume {topic[:80]}:{group[:80]}")
 
+    def require_read(self, topic: str) -> None:
+        """To read a topic by place: whoever may consume it as some group."""
+        if not self.consume.covers_some(topic):
+            self._refuse(f"read topic {topic[:80]!r}", f"--consume {topic[:80]}:GROUP")
+
     def require_some(self, role: str) -> None:
         """Producer or consumer: of anything at all."""
         if not (self.produce if role == "producer" else self.consume).allowed:

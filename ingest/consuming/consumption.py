@@ -99,6 +99,11 @@ class Consumption:
         """In the committer's thread or in the loop: something new is flushed."""
         self._news.published()
 
+    def looked(self) -> Tail:
+        """The tail, with what is flushed taken in, as far as one look goes."""
+        self._news.read_ops()
+        return self._tail
+
     def look(self) -> None:
         """The job may have settled something."""
         self._news.look()

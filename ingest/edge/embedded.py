@@ -29,6 +29,7 @@ from ingest.capabilities import OUTCOMES, EndAnswer, EndRequest, JobState, Offer
 from ingest.checks.delivery import CheckDelivery, CheckRequest, Handover, Member
 from ingest.committing.committer import Committer
 from ingest.consuming.consumption import Consumption
+from ingest.consuming.pages import TopicPages
 from ingest.consuming.receipts import ReceiptSealer
 from ingest.edge.asking import Asking
 from ingest.edge.background import Background
@@ -125,6 +126,7 @@ class Edge:
             naming=self.names,
             deliveries=self.consumption,
             consuming=self.consumption,
+            reading=self._pages,
             operating=self.operations,
             issued=self._ids,
             backlog=StoreBacklog(self.store.directory, self.quotas),
@@ -150,6 +152,7 @@ class Edge:
         self._consumption = Consumption(
             store, self._committer, cursors, settings, self.clock, receipts=self._receipts, refuse=self._gate.require_master
         )  # 5
+        self._pages = TopicPages(store, self._consumption.looked, self._sealer.seal, settings.max_request_bytes // 2)
         self._loops = Loops(self._committer.fail)
         self._open_operators()  # 6
         self._background = Background(
@@ -231,6 +234,7 @@ class Edge:
             self._background.close()
         await self.auditor.close()
         await self._committer.close()
+        self._pages.close()
         await self.consumption.close()
         await self.listings.close()
         self._checks.close()

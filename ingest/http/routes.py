@@ -9,9 +9,10 @@ from typing import Final
 
 from prometheus_client.exposition import choose_encoder
 
-from ingest.capabilities import Consuming, Offers, Operating
+from ingest.capabilities import Consuming, Offers, Operating, Reading
 from ingest.checks import wire as check_wire
 from ingest.consuming.dead_letters import topic_of as dead_letter_topic
+from ingest.consuming.pages import Page
 from ingest.errors import NotInKafkaMode, NotReady
 from ingest.http import console, openapi
 from ingest.http.app import Exchange, Route
@@ -20,7 +21,8 @@ from ingest.operating.topic_removal import Wanted
 from runtime.metrics import EdgeMetrics
 
 _TAKES: Final = (400, 408, 413, 415, 429, 503)
-_ASKS: Final = (400, 429, 503)
+#: 431: what is asked for stands in the head, which is bounded.
+_ASKS: Final = (400, 429, 431, 503)
 
 
 def _require_send(exchange: Exchange, messages: Sequence[producers.MessageIn]) -> None:
@@ -38,6 +40,12 @@ def _require_send(exchange: Exchange, messages: Sequence[producers.MessageIn]) -
 
 def _consuming(exchange: Exchange) -> Consuming:
     found = exchange.edge.offers.consuming
+    assert found is not None, "its routes are mounted where it is there"
+    return found
+
+
+def _reading(exchange: Exchange) -> Reading:
+    found = exchange.edge.offers.reading
     assert found is not None, "its routes are mounted where it is there"
     return found
 
@@ -113,6 +121,22 @@ async def get_messages(exchange: Exchange) -> None:
         except BaseException:
             _consuming(exchange).put_back(found)
             raise
+
+
+async def get_queues(exchange: Exchange) -> None:
+    asked, topic = exchange.query(consumers.PlacesQuery), exchange.name("topic")
+    exchange.principal.require_read(topic)
+    await exchange.answer(consumers.PlacesOut(*await _reading(exchange).places(topic, asked.at)))
+
+
+async def get_page(exchange: Exchange) -> None:
+    asked, topic = exchange.query(consumers.PageQuery), exchange.name("topic")
+    exchange.principal.require_read(topic)
+    found = await _reading(exchange).page(
+        topic, fields.number(exchange.name("queue"), "queue"), asked.queue_offset,
+        max_messages=asked.max, max_bytes=asked.max_bytes, hold=exchange.hold,
+    )  # fmt: skip
+    await exchange.answer(found)
 
 
 async def post_acks(exchange: Exchange) -> None:
@@ -240,6 +264,11 @@ _ROUTES: Final = (
           producers.TransactionOut, problems=(404, 503)),
     Route("GET", "/v1/topics/{topic}/messages", get_messages, "Long poll for messages", CONSUMER,
           consumers.DeliveriesOut, query=consumers.MessagesQuery, problems=_ASKS, needs="consuming"),
+    Route("GET", "/v1/topics/{topic}/queues", get_queues, "Queues of a topic: begin, end, and the place of a time", CONSUMER,
+          consumers.PlacesOut, query=consumers.PlacesQuery, problems=(*_ASKS, 404), needs="consuming"),
+    Route("GET", "/v1/topics/{topic}/queues/{queue}/messages", get_page,
+          "Messages of one queue from a place on, without a consumer group", CONSUMER, Page,
+          query=consumers.PageQuery, problems=(*_ASKS, 404), needs="consuming"),
     Route("POST", "/v1/topics/{topic}/acks", post_acks, "Acknowledge messages", CONSUMER, consumers.AcksOut,
           consumers.ReceiptsIn, problems=_TAKES, share="ends", body_max_bytes=_NAMES_MAX_BYTES,
           needs="consuming"),
@@ -259,7 +288,7 @@ _ROUTES: Final = (
     Route("GET", "/v1/operator/overview", get_overview, "Pending transactions, rates and health", OPERATOR,
           operators.OverviewOut, problems=(503,), console=True, needs="operating"),
     Route("GET", "/v1/operator/transactions", get_transactions, "List transactions", OPERATOR,
-          operators.TransactionsOut, query=operators.TransactionsQuery, problems=(400, 503), console=True,
+          operators.TransactionsOut, query=operators.TransactionsQuery, problems=(400, 431, 503), console=True,
           needs="operating"),
     Route("GET", "/v1/operator/transactions/{id}", get_inspected, "One transaction with its message",
           OPERATOR, operators.InspectedOut, problems=(404, 503), console=True, needs="operating"),

@@ -83,11 +83,17 @@ class LogReader:
 
     def ops(self, first: int, stop: int) -> Array:
         """Ops first … stop - 1 as records.OP, CRCs checked; an ASKED frame becomes one record for each half it names."""
-        entries = self.op_queue.read(first, stop)
+        return self._op_records(self.op_queue.read(first, stop), np.arange(first, stop))
+
+    def chosen_ops(self, op_offsets: Ints) -> Array:
+        """The same of these ops."""
+        return self._op_records(self.op_queue.gather(op_offsets), op_offsets)
+
+    def _op_records(self, entries: Array, op_offsets: Ints) -> Array:
         heads, good = self._checked_heads(entries, OP_HEAD, (FrameKind.OP, FrameKind.MESSAGE))
-        good &= heads["queue_offset"] == np.arange(first, stop)
+        good &= heads["queue_offset"] == op_offsets
         records = np.zeros(len(entries), OP)
-        records["op_offset"] = np.arange(first, stop)
+        records["op_offset"] = op_offsets
         records["corrupt"] = ~good
         records["stored_at_ms"], records["size_bytes"] = heads["stored_at_ms"], entries["size_bytes"]
         for name in ("half_offset", "position", "group_no", "via"):
@@ -139,7 +145,7 @@ class LogReader:
     def tags_codes(self, commit_log_offsets: Ints) -> Ints:
         """The tags code of halves or messages at these places; 0 where the log no longer reaches back."""
         codes = np.zeros(len(commit_log_offsets), np.int64)
-        self._follow(commit_log_offsets)
+        self.follow(commit_log_offsets)
         there = (commit_log_offsets >= self.log.file.begin) & (commit_log_offsets < self.log.file.end)
         if there.any():
             heads = self._gather(commit_log_offsets[there], HALF_HEAD.itemsize)
@@ -212,11 +218,11 @@ class LogReader:
     def _plausible(self, entries: Array, head_bytes: int) -> Any:
         """Entries that point into the log: the others are corrupt and must not be followed."""
         offsets, sizes = entries["commit_log_offset"], entries["size_bytes"].astype(np.int64)
-        self._follow(offsets)
+        self.follow(offsets)
         within = offsets % self.log.segment_bytes + sizes <= self.log.segment_bytes
         return within & (sizes >= head_bytes) & (offsets >= self.log.file.begin) & (offsets < self.log.file.end)
 
-    def _follow(self, commit_log_offsets: Ints) -> None:
+    def follow(self, commit_log_offsets: Ints) -> None:
         """Look at the directory again when segments came or went that these places need."""
         begin, last = self.page[EdgeSlot.LOG_BEGIN], int(np.max(commit_log_offsets, initial=-1))
         if begin > self.log.file.begin or last >= self.log.file.end:

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from ingest.consuming.deliveries import DeadLetter, Delivery
-from ingest.http.wire.fields import TEXT_MAX_CHARACTERS, Items, Name, PlaceOut, Text
+from ingest.consuming.pages import PAGE_MAX, Identity, QueuePlaces
+from ingest.http.wire.fields import I63, TEXT_MAX_CHARACTERS, Items, Name, PlaceOut, Text
 from store.naming import NAME_MAX_BYTES
 
 
@@ -19,6 +20,23 @@ class MessagesQuery(Struct, forbid_unknown_fields=True, rename={"start": "from"}
     visibility_s: Annotated[float, Meta(ge=0, description="what is not done by then is handed out again")] | None = None
     tags: Annotated[str, Meta(max_length=TEXT_MAX_CHARACTERS, description="a||b; nothing or * = all")] = ""
     start: Annotated[str, Meta(max_length=64, description="earliest, latest or a time, for a group that is new here")] = "earliest"
+
+
+class PlacesQuery(Struct, forbid_unknown_fields=True):
+    at: Annotated[str, Meta(max_length=64, description="earliest, latest or a time: `at` of each queue")] = "latest"
+
+
+class PageQuery(Struct, forbid_unknown_fields=True):
+    queue_offset: Annotated[I63, Meta(description="where to begin")] = 0
+    max: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="the most messages in the answer")] = 1024
+    max_bytes: Annotated[int, Meta(ge=1, le=1 << 30, description="their most bytes; one message comes at least")] = 4 << 20
+
+
+class PlacesOut(Struct):
+    """The queues of a topic. Offsets count as long as `identity` is the same."""
+
+    identity: Identity
+    queues: list[QueuePlaces]
 
 
 class ReceiptsIn(Struct, forbid_unknown_fields=True):

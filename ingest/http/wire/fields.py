@@ -6,6 +6,7 @@ from typing import Annotated, Final, TypeVar
 
 from msgspec import Meta, Struct
 
+from ingest.errors import InvalidRequest
 from store.naming import NAME_MAX_BYTES
 
 PROPERTIES_MAX: Final = 256
@@ -26,3 +27,10 @@ Properties = Annotated[dict[PropertyName, str], Meta(max_length=PROPERTIES_MAX)]
 class PlaceOut(Struct):
     queue_id: int
     queue_offset: int
+
+
+def number(text: str, field: str) -> int:
+    """A number in a path."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise InvalidRequest(f"{field}: {text[:40]!r} is not a number", field)
+    return int(text)

@@ -178,6 +178,14 @@ ROUTES: dict[str, Callable[[random.Random, Pool], Request]] = {
     ),
     "GET /v1/transactions/{id}": lambda rng, pool: Request("GET", f"/v1/transactions/{quote(_id(rng, pool), safe='')}"),
     "GET /v1/topics/{topic}/messages": lambda rng, pool: Request("GET", _topic(rng, pool) + "/messages", _consumed(rng)),
+    "GET /v1/topics/{topic}/queues": lambda rng, pool: Request(
+        "GET", _topic(rng, pool) + "/queues", [("at", rng.choice(("earliest", "latest", "5", "2027-01-15T08:00:00Z")))]
+    ),
+    "GET /v1/topics/{topic}/queues/{queue}/messages": lambda rng, pool: Request(
+        "GET",
+        _topic(rng, pool) + f"/queues/{rng.choice((0, 1, 64))}/messages",
+        [("queue_offset", str(rng.choice((0, 3, 1 << 40)))), ("max", "9"), ("max_bytes", "4096")],
+    ),
     "POST /v1/topics/{topic}/acks": lambda rng, pool: Request(
         "POST", _topic(rng, pool) + "/acks", content={"group": rng.choice(GROUPS), "receipts": _receipts(rng, pool)}
     ),

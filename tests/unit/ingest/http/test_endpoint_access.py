@@ -112,6 +112,14 @@ def test_a_topic_is_read_only_as_the_groups_of_its_rules(guarded):
         assert told(guarded, "narrow", "POST", f"/v1/groups/{group}/dead-letters/replay", {"ids": ["0-0"]}) == FORBIDDEN
 
 
+def test_a_topic_is_read_by_place_only_with_a_rule_for_it(guarded):
+    for path in ("queues", "queues/0/messages"):
+        assert told(guarded, "nobody", "GET", f"/v1/topics/orders/{path}") == UNAUTHORIZED
+        assert told(guarded, "narrow", "GET", f"/v1/topics/orders/{path}") != FORBIDDEN
+        for topic in ("payments", "%25DLQ%25billing"):
+            assert told(guarded, "narrow", "GET", f"/v1/topics/{topic}/{path}") == FORBIDDEN, topic
+
+
 def test_a_transaction_is_shown_to_its_producer_and_to_operators(guarded):
     _, port, tokens = guarded
     with EdgeClient(port, token=tokens["g"]) as client:
