@@ -122,12 +122,12 @@ def drive(root: Path, bootstrap: str, spark_flags: list[str], body_bytes: int, m
             service.start(spark, run / "checkpoint")
             other.submit(fill_halves, bootstrap, topics, range(WARM_UP), body_bytes).result()
             await_commits(service, WARM_UP)
-            before, watch = service.executors.copy(), Watch(spark)
+            before, watch = service.executors.released_bytes.copy(), Watch(spark)
             watch.start()
             other.submit(fill_halves, bootstrap, topics, range(WARM_UP, WARM_UP + messages), body_bytes).result()
             await_commits(service, WARM_UP + messages)
             network_bytes = watch.end()
-            return Seen(messages, dict(service.executors - before), network_bytes, watch.heap_mib, watch.python_mib)
+            return Seen(messages, dict(service.executors.released_bytes - before), network_bytes, watch.heap_mib, watch.python_mib)
     finally:
         spark.stop()
 

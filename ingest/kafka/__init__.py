@@ -1,16 +1,20 @@
 """The edge in Kafka mode, as docs/kafka.md has it: the same requests and answers, over topics instead of the store.
 
-edge.py      KafkaEdge: what the endpoint calls
-sealing.py   transaction ids
-messages.py  a message as a Kafka record, and back; what Kafka would refuse is refused at the door
-writer.py    a producer and its reports; what happens while Kafka is out of reach
-ops.py       one op record, read
-follower.py      how each half has ended: follows the op topic
-halves.py    halves read by partition and offset
-checks.py    check requests: from the check topic to members that poll
-history.py   what is known of one transaction
-dedup.py     dedup keys, by endpoint
-quotas.py    rates
-job.py       whether there is a job
-places.py    a half's place, and the same as one number
+edge.py        KafkaEdge: what the endpoint calls
+opening.py     what a start waits for
+storing.py     halves and messages
+ending.py      ends; acting.py: what operators do by ids
+ended/         how each half has ended: follows the op topic, with checkpoints
+checks.py      check requests, to members that poll; membership.py: one group's Kafka consumer group
+sealing.py     transaction ids
+messages.py    a message as a Kafka record, and back; refuses what Kafka would refuse
+writer.py      a producer and its reports
+reach.py       whether Kafka can be reached
+ops.py         one op record, read
+halves.py      halves read by partition and offset
+history.py     what is known of one transaction
+dedup.py       dedup keys, by endpoint
+quotas.py      rates
+job.py         whether there is a job
+places.py      a half's place, and the same as one number
 """

@@ -21,14 +21,12 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from ingest.errors import EdgeError, KafkaRefused, KafkaUnreachable, Overloaded, TooLarge
+from ingest.kafka.reach import Reach
 from sinks.kafka.clients import Connection
 from sinks.kafka.contract import Headers
 
 #: How long a record may be on its way before its caller is told that Kafka is out of reach.
 DELIVERY_MS: Final = 10_000
-#: A look at Kafka while it is out of reach: how often, and how long one may take.
-LOOK_S: Final = 0.5
-LOOK_TIMEOUT_S: Final = 3.0
 POLL_S: Final = 0.2
 CLOSE_S: Final = 3.0
 LOG: Final = logging.getLogger("escrow.edge")
@@ -59,35 +57,6 @@ class Record(NamedTuple):
     headers: Headers
     partition: int = ANY_PARTITION
     timestamp_ms: int = 0
-
-
-class Reach:
-    """Whether Kafka can be reached. Lives in the event loop; `look` is called in a thread and says why not."""
-
-    def __init__(self, look: Callable[[], str]) -> None:
-        self._look = look
-        self._woken = asyncio.Event()
-        self.trouble = ""
-        self.failures = 0
-
-    def require(self) -> None:
-        if self.trouble:
-            raise KafkaUnreachable(f"Kafka is out of reach ({self.trouble}): try again later; nothing was stored")
-
-    def failed(self, reason: str) -> None:
-        self.failures += 1
-        self.trouble = reason
-        self._woken.set()
-
-    async def run(self) -> None:
-        """While it is out of reach, look whether it is back."""
-        while True:
-            await self._woken.wait()
-            self.trouble = await asyncio.to_thread(self._look)
-            if self.trouble:
-                await asyncio.sleep(LOOK_S)
-            else:
-                self._woken.clear()
 
 
 class _Batch:

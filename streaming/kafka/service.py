@@ -16,15 +16,13 @@ Rounds and attempts at undeliverable messages are batches of their own, from the
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -40,24 +38,26 @@ from checker.policy import Policy
 from runtime.clock import Clock, SystemClock, this_boot
 from runtime.metrics import JobMetrics, KafkaMetrics
 from runtime.settings import Settings
-from sinks.kafka import clients, contract, redo, release
+from sinks.kafka import clients, contract, redo
 from sinks.kafka.committed import Lane
 from sinks.kafka.stuck import is_stuck
-from sinks.kafka.task import SUPERSEDED, Done, Superseded, Target, Task
+from sinks.kafka.task import Target
 from store.clock import Rules
-from store.errors import CursorBeyondLog
 from store.guarded_clock import GuardedClock
 from store.job.shard import ShardStore
-from streaming.errors import JobError, JobStopped
+from streaming.errors import JobError
 from streaming.kafka.broker_time import BrokerTime
+from streaming.kafka.executors import Executors
 from streaming.kafka.feeds import RELEASE_BYTES_MAX, Feeds
 from streaming.kafka.lease import Lease
 from streaming.kafka.part import Ends, Part
 from streaming.kafka.presence import GroupsAlive
+from streaming.kafka.ranges import ends_of, start_of
 from streaming.kafka.records import Piece, collect, read_ops, read_stream
 from streaming.kafka.requests import CommittedOffsets, Requests
 from streaming.kafka.settling import Settling
 from streaming.kafka.shard import Shard
+from streaming.kafka.ticks import Ticks
 from streaming.kafka.upkeep import Upkeep
 from streaming.lifecycle import STOP_S, Lifecycle
 from streaming.metrics_feed import watch_shard, watch_shards
@@ -65,8 +65,6 @@ from streaming.settlement.rounds import Rounds
 
 LOG: Final = logging.getLogger("escrow.kafka")
 FOLLOW_S: Final = 0.2
-WATERMARK_S: Final = 30.0
-PARTITIONS_EVERY_S: Final = 2.0
 LEASE_LOST: Final = "the lease was lost: "
 
 Bools = npt.NDArray[np.bool_]
@@ -75,27 +73,28 @@ Bools = npt.NDArray[np.bool_]
 class KafkaJobService:
     """One driver. `take_over` waits for the lease, `start` the query; then `failure`, then `stop`."""
 
-    def __init__(self, settings: Settings, clock: Clock | None = None, registry: CollectorRegistry | None = None) -> None:
-        self.settings = settings
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock | None = None,
+        registry: CollectorRegistry | None = None,
+        executors: Executors | None = None,
+    ) -> None:
+        self.settings, self.executors = settings, executors or Executors()
         self.connection = clients.Connection(**settings.kafka_values())
         self.topics = contract.Topics(**settings.kafka_topics())
         self.metrics = JobMetrics(registry or CollectorRegistry())
         self.kafka_metrics = KafkaMetrics(self.metrics.registry)
-        self._log_ends: dict[int, tuple[int, int]] = {}
         self.policy = Policy.from_ms(**settings.policy_values())
         self._machine = clock or SystemClock()
         self._boot = 0 if clock else this_boot() or None
         self.parts: dict[int, Part] = {}
         self.batches = 0
-        self.executors: Counter[str] = Counter()  # bytes that each has released
         self.lifecycle = Lifecycle(self.metrics, self._on_tick)
         self._opening = threading.Lock()
         self._lease: Lease | None = None
-        self._spark: SparkSession | None = None
         self._ends: Ends = {}
         self._early: dict[int, list[Piece]] = {}
-        self._tick_pool = ThreadPoolExecutor(max_workers=64, thread_name_prefix="tick")
-        self._look_s = 0.0
         self._closed = False
         self.owner = f"{socket.gethostname()}:{os.getpid()}"
         with self._told():
@@ -153,6 +152,16 @@ class KafkaJobService:
             retention_ms=settings.retention_ms,
             stopping=stopping,
         )
+        self._ticks = Ticks(
+            self.connection,
+            self.topics,
+            self.parts,
+            self._upkeep,
+            lifecycle=self.lifecycle,
+            brokers=self._brokers,
+            clock=self.clock,
+            end_of=self._end_of,
+        )
         watch_shards(self.metrics, self._shards, self.clock)
         self.kafka_metrics.master.set_function(lambda: self._lease is not None and self._lease.held.is_set())
 
@@ -168,14 +177,14 @@ class KafkaJobService:
         shard = Shard(
             store,
             target,
-            self._run_task,
+            self.executors.run,
             self.lifecycle.stopping,
             pause_max_ms=self.settings.kafka_retry_interval_ms,
             is_stuck=partial(is_stuck, self.connection),
             topic_ids=self._topic_ids,
             requests=Requests(self._offsets.known),
         )
-        watch_shard(self.kafka_metrics, shard, lambda: self._log_ends.get(partition, (0, 0)), self._kept_for)
+        watch_shard(self.kafka_metrics, shard, lambda: self._ticks.log_ends.get(partition, (0, 0)), self._kept_for)
         return Part(shard, self.policy, RELEASE_BYTES_MAX)
 
     def _kept_for(self, stored_at_ms: int) -> float:
@@ -243,39 +252,13 @@ class KafkaJobService:
 
     def start(self, spark: SparkSession, checkpoint: Path) -> None:
         """Start the query at the shards' cursors."""
-        self._spark, self._checkpoint = spark, checkpoint
+        self.executors.spark, self._checkpoint = spark, checkpoint
         self.lifecycle.listen(spark)
-        start = self._cursors()
+        start = start_of(self.parts, self.topics, self._watcher, self.connection.admin())
         self._ends = {topic: dict(offsets) for topic, offsets in start.items()}
         rows = read_stream(spark, self.connection.java(), self.topics, start, self.settings.max_records_per_batch)
         writer = rows.writeStream.foreachBatch(self._on_batch).queryName("escrow")
         self.lifecycle.started(writer.option("checkpointLocation", str(checkpoint)).start())
-
-    def _cursors(self) -> Ends:
-        """Where the stream begins: behind what is settled, of all partitions that Spark will find."""
-        start: Ends = {self.topics.half: {}, self.topics.op: {}}
-        for partition, part in self.parts.items():
-            marker = part.shard.marker
-            for topic, cursor in ((self.topics.half, marker.half_cursor), (self.topics.op, marker.op_cursor)):
-                begin, end = clients.bounds_of(self._watcher, topic, partition)
-                if cursor > end:
-                    raise CursorBeyondLog(
-                        f"partition {partition} of {topic} ends at {end} and is settled up to {cursor}: the topic was made anew, "
-                        "or has lost records; Escrow cannot go on with it"
-                    )
-                if begin > cursor > 0:
-                    LOG.error(
-                        "records %d … %d of %s, partition %d, were deleted before they were settled",
-                        cursor,
-                        begin,
-                        topic,
-                        partition,
-                    )
-                start[topic][partition] = max(begin, cursor)
-        found = self.connection.admin().list_topics(self.topics.op, timeout=WATERMARK_S).topics[self.topics.op].partitions
-        for partition in set(found) - set(self.parts):  # the op topic may have more partitions than there are shards
-            start[self.topics.op][partition] = 0
-        return start
 
     def warm_up(self) -> None:
         """Nothing: a backlog warms Java better than empty batches would."""
@@ -316,7 +299,7 @@ class KafkaJobService:
     def _batch(self, rows: DataFrame, batch_id: int) -> None:
         started_s = time.perf_counter()
         halves, ops = collect(rows)  # 1
-        ends = self._ends_of(batch_id)
+        ends = ends_of(self._checkpoint, batch_id)
         self.metrics.phase_s.labels("collect").observe(time.perf_counter() - started_s)
         self._settling.wait_for_room(list(self.parts.values()))
         self._open_new(ends)
@@ -335,14 +318,10 @@ class KafkaJobService:
         self._ends = ends
         self.batches += 1
 
-    def _ends_of(self, batch_id: int) -> Ends:
-        """Where the ranges of a batch end: Spark writes that down before it runs it. (Rows cannot tell: offsets have holes.)"""
-        text = (self._checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[-1]
-        return {topic: {int(partition): int(at) for partition, at in found.items()} for topic, found in json.loads(text).items()}
-
     def _read_ops(self, partition: int, start: int, stop: int) -> list[Piece]:
-        assert self._spark is not None
-        _, ops = collect(read_ops(self._spark, self.connection.java(), self.topics, partition, (start, stop)))
+        spark = self.executors.spark
+        assert spark is not None
+        _, ops = collect(read_ops(spark, self.connection.java(), self.topics, partition, (start, stop)))
         return ops.get(partition, [])
 
     def _end_of(self, topic: str, partition: int) -> int:
@@ -350,20 +329,6 @@ class KafkaJobService:
 
     def _live_groups(self, shard: Shard, _now_ms: int) -> Bools | None:
         return self._alive.of(shard.store.groups)  # a number whose name is not known ("") has nobody live
-
-    def _run_task(self, task: Task) -> Done | str:
-        """On an executor. What Spark throws is told as a sentence: the task is started again."""
-        assert self._spark is not None
-        try:
-            found = self._spark.sparkContext.parallelize([task], 1).map(release.attempt).collect()
-        except Exception as error:  # an executor died, Java did, a network did not answer
-            return f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
-        done = found[0]
-        if isinstance(done, Done):
-            self.executors[done.executor] += done.bytes
-        if isinstance(done, str) and done.startswith(SUPERSEDED):
-            raise Superseded(done.removeprefix(SUPERSEDED))
-        return done
 
     # --- partitions --------------------------------------------------------------------------------------------------------------
     def _open_new(self, ends: Ends) -> None:
@@ -379,37 +344,8 @@ class KafkaJobService:
                     self._ends[topic].setdefault(partition, 0)
                 LOG.warning("half partition %d is new: its shard is open", partition)
 
-    # --- the ticker --------------------------------------------------------------------------------------------------------------
     def _on_tick(self) -> None:
-        try:
-            self._brokers.look()
-            self.clock.look()
-            for part in list(self.parts.values()):
-                self._upkeep.tell_slow(part)
-                if part.tick is None or part.tick.done():
-                    part.tick = self._tick_pool.submit(self._tick_once, part)
-            if time.monotonic() >= self._look_s:
-                self._look_s = time.monotonic() + PARTITIONS_EVERY_S
-                clients.add_partitions(self.connection, self.topics, self._half_partitions())
-                self._look_at_ends()
-        except KafkaException as error:  # Kafka is away: the next tick tries again
-            LOG.warning("tick: %s", error.args[0].str())
-
-    def _tick_once(self, part: Part) -> None:
-        try:
-            self._upkeep.work(part)
-        except KafkaException as error:  # Kafka is away: the next tick tries again
-            LOG.warning("shard %d: %s", part.shard.partition, error.args[0].str())
-        except JobStopped:
-            pass
-        except BaseException as error:
-            self.lifecycle.fail(error)
-
-    def _look_at_ends(self) -> None:
-        """For the metrics: a look at them must not wait for Kafka."""
-        for partition in list(self.parts):
-            half_end, op_end = (self._end_of(topic, partition) for topic in (self.topics.half, self.topics.op))
-            self._log_ends[partition] = half_end, op_end
+        self._ticks.on_tick()
 
     def _half_partitions(self) -> int:
         return clients.shard_count(self.connection.admin(), self.topics)

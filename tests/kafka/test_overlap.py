@@ -17,6 +17,7 @@ from runtime.settings import load as load_settings
 from sinks.kafka.redo import unpack_entries
 from sinks.kafka.task import Done, Task
 from store.tables.redo_log import RedoKind, kinds_of
+from streaming.kafka.executors import Executors
 from streaming.kafka.service import KafkaJobService
 from streaming.spark.session import make_run_directory
 from tests.support.kafka import Cluster
@@ -34,21 +35,27 @@ def open_gate(_number: int) -> None:
     return None
 
 
-class GatedJob(KafkaJobService):
-    def __init__(self, settings: Settings, before: Gate, after: Gate) -> None:
+class GatedExecutors(Executors):
+    def __init__(self, before: Gate, after: Gate) -> None:
+        super().__init__()
         self.before, self.after, self.tasks = before, after, 0
-        super().__init__(settings)
 
-    def _run_task(self, task: Task) -> Done | str:
+    def run(self, task: Task) -> Done | str:
         # One without entries: a shard that had no batch for a while says where it stands.
         if not task.packed_entries or RedoKind.RELEASE not in kinds_of(unpack_entries(task.packed_entries)):
-            return super()._run_task(task)
+            return super().run(task)
         self.tasks += 1
         number = self.tasks
         self.before(number)
-        done = super()._run_task(task)
+        done = super().run(task)
         self.after(number)
         return done
+
+
+class GatedJob(KafkaJobService):
+    def __init__(self, settings: Settings, before: Gate, after: Gate) -> None:
+        self.gates = GatedExecutors(before, after)
+        super().__init__(settings, executors=self.gates)
 
     @property
     def collected(self) -> int:
@@ -127,7 +134,7 @@ def test_the_next_batch_is_collected_meanwhile_and_settled_after_it(kafka: Clust
         await_that(lambda: len(world.numbers()) >= MESSAGES or service.failure())
         assert service.failure() is None
         assert world.numbers() == list(range(MESSAGES))
-        assert service.collected <= service.tasks + 1, "one batch waits, not more"
+        assert service.collected <= service.gates.tasks + 1, "one batch waits, not more"
     assert released_at == sorted(set(released_at)), "each began when the one before was visible"
 
 
@@ -145,7 +152,7 @@ def test_a_batch_that_fails_ends_the_job_and_the_one_that_waits_is_not_settled(
             await_that(lambda: service.failure() is not None)
             assert service.failure() == "RuntimeError: the test's own"
             await_that(lambda: not service.query_runs)
-            assert service.tasks == 2
+            assert service.gates.tasks == 2
             seen = world.numbers()
             assert seen == list(range(len(seen)))
             assert 0 < len(seen) <= (2 if written else 1) * PER_BATCH
@@ -184,7 +191,7 @@ def test_a_stop_while_one_is_settled_and_one_waits(kafka: Cluster, spark: SparkS
             over.set()
             await_that(lambda: all(done.done() for part in service.parts.values() for done, _ in part.at_work))
             assert service.lifecycle.error is None
-            assert service.tasks == 2, "the one that waited was dropped"
+            assert service.gates.tasks == 2, "the one that waited was dropped"
             if waits:
                 service.parts[0].shard.close(clean=False)  # in this process nobody else would
         world.settle_the_rest(spark)

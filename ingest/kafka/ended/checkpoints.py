@@ -184,7 +184,7 @@ class Saver:
 
     def __init__(self, connection: Connection, topic: str, transactional_id_prefix: str) -> None:
         self._connection, self._topic, self._prefix = connection, topic, transactional_id_prefix
-        self._queue: queue.SimpleQueue[Snapshot | int | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Snapshot | None] = queue.SimpleQueue()
         self._producers: dict[int, Producer] = {}
         #: (snapshot, whether it is in Kafka), for whoever ordered it.
         self.done: deque[tuple[Snapshot, bool]] = deque()
@@ -200,10 +200,6 @@ class Saver:
         """Whether the last checkpoint of the partition is ours: the chunks that changed since are enough then."""
         return partition in self._producers
 
-    def let_go(self, partition: int) -> None:
-        """Somebody else follows this partition now."""
-        self._queue.put(partition)
-
     def close(self, timeout_s: float) -> None:
         """What was ordered is given a moment to be written."""
         self._queue.put(None)
@@ -212,9 +208,6 @@ class Saver:
     # --- in the thread --------------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         while (ordered := self._queue.get()) is not None:
-            if isinstance(ordered, int):
-                self._producers.pop(ordered, None)
-                continue
             problem = self._write(ordered)
             self.written, self.failures = self.written + (not problem), self.failures + bool(problem)
             if problem and problem != self.trouble:

@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from ingest.kafka.ended import follower as ends
+from ingest.kafka.ended import judging
 from ingest.kafka.ended.beginning import Beginning
-from ingest.kafka.ended.follower import OpFollower, Unjudged
+from ingest.kafka.ended.checkpointing import Checkpointing
+from ingest.kafka.ended.follower import OpFollower
+from ingest.kafka.ended.judging import OpJudge
 from ingest.kafka.ended.table import Ends
+from ingest.kafka.ended.unjudged import Unjudged
 from sinks.kafka.contract import Topics
+
+TOPICS = Topics("half", "op", "redo", "check", "discard", "lease", "ends")
 
 
 class Client:
@@ -36,12 +41,25 @@ class Client:
         self.assigned += [place.partition for place in places]
 
 
+def judge_of(client: Any, **parts: Any) -> Any:
+    """A judge that has no connection."""
+    made: Any = OpJudge.__new__(OpJudge)
+    made._topics, made._now_ms, made._sealer = TOPICS, (lambda: 0), None
+    made._watcher = made._half_watcher = client
+    made.ends, made._gaps, made._half_lows, made._half_ends = {}, {}, {}, {}
+    made.unjudged, made.counts = Unjudged(), Counter[str]()
+    for name, value in parts.items():
+        setattr(made, name, value)
+    return made
+
+
 def test_op_partitions_beyond_those_of_the_half_topic_are_passed_over_until_there_are_halves() -> None:
     follower: Any = OpFollower.__new__(OpFollower)
-    follower._topics = Topics("half", "op", "redo", "check", "discard", "lease", "ends")
-    follower._consumer = follower._watcher = client = Client(half=2, op=4)
-    follower._ends, follower._half_ends, follower._half_lows, follower._behind = {}, {}, {}, {}
-    follower._positions, follower._bindings, follower._saved, follower._gaps, follower._beginning = {}, {}, {}, {}, None
+    follower._topics = TOPICS
+    follower._consumer = client = Client(half=2, op=4)
+    follower._judge = judge_of(client)
+    follower._checkpointing = Checkpointing(SimpleNamespace(done=[]), 30.0)  # type: ignore[arg-type]
+    follower._behind, follower._positions, follower._beginning = {}, {}, None
     follower._ids, follower.caught_up = None, Future[None]()
     follower.caught_up.set_result(None)
     follower._beginner = SimpleNamespace(
@@ -56,7 +74,7 @@ def test_op_partitions_beyond_those_of_the_half_topic_are_passed_over_until_ther
     follower._begin()
     follower._look()
     assert client.assigned == [0, 1, 2]
-    assert follower._half_ends == {0: 10, 1: 10, 2: 10}
+    assert follower._judge._half_ends == {0: 10, 1: 10, 2: 10}
 
 
 class AtOnce:
@@ -79,38 +97,38 @@ class Record:
         self.offset = lambda: 0
 
 
-class Following(OpFollower):
+class Following:
     """Two half partitions that end at 10; what lies at 5 and beyond in partition 0 is behind an open transaction."""
 
     def __init__(self) -> None:
-        self._topics = Topics("half", "op", "redo", "check", "discard", "lease", "ends")
-        self._ends, self._half_ends = {0: Ends(), 1: Ends()}, {0: 5, 1: 10}
-        self._gaps, self._half_lows = {}, {}
-        self._unjudged, self.counts, self.trouble = Unjudged(), Counter[str](), ""
-        self._token, self.answers, self.fails = b"12345678", dict[int, str](), False
-        self._loop: Any = SimpleNamespace(is_closed=lambda: False, call_soon_threadsafe=self._note)
-        self._sealer: Any = None
-        self._watcher = self._half_watcher = None  # type: ignore[assignment]
+        self.half_ends, self.fails, self.answers = {0: 5, 1: 10}, False, dict[int, str]()
         half = SimpleNamespace(headers=lambda: [("escrow-group", b"g"), ("escrow-topic", b"t")])
-        self._halves: Any = SimpleNamespace(read=lambda partition, offsets: self._read(half, partition, offsets))
+        reader = SimpleNamespace(read=lambda partition, offsets: self._read(half, partition, offsets))
+        self.judge = judge_of(None, ends={0: Ends(), 1: Ends()}, _half_ends=self.half_ends, _halves=reader)
 
     def _read(self, half: Any, partition: int, offsets: list[int]) -> dict[int, Any]:
         if self.fails and partition == 0:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return dict.fromkeys(offsets, half)
 
-    def _note(self, _tell: Any, answered: list[tuple[int, Any]]) -> None:
-        self.answers.update({number: answer.verdict.value for number, answer in answered})
-
     def mine(self, partition: int, half_offset: int, kind: str, number: int) -> Any:
-        return Record(partition, half_offset, kind, self._token + number.to_bytes(8, "big"))
+        return Record(partition, half_offset, kind, number.to_bytes(8, "big"))
+
+    def apply(self, messages: list[Any]) -> None:
+        self._note(self.judge.judge(messages))
+
+    def apply_again(self) -> None:
+        self._note(self.judge.judge_again())
+
+    def _note(self, judged: list[tuple[Any, Any]]) -> None:
+        self.answers.update({int.from_bytes(message.key(), "big"): answer.verdict.value for message, answer in judged})
 
 
 @pytest.fixture
 def following(monkeypatch: pytest.MonkeyPatch) -> Following:
     made = Following()
-    monkeypatch.setattr(ends, "bounds_of", lambda _watcher, _topic, partition, _timeout_s: (0, made._half_ends[partition]))
-    monkeypatch.setattr(made, "_unstable", lambda p, offsets: {at for at in offsets if made._half_ends[p] <= at < 10})
+    monkeypatch.setattr(judging, "bounds_of", lambda _watcher, _topic, partition, _timeout_s: (0, made.half_ends[partition]))
+    monkeypatch.setattr(made.judge, "_unstable", lambda p, offsets: {at for at in offsets if made.half_ends[p] <= at < 10})
     return made
 
 
@@ -121,22 +139,24 @@ def test_an_op_behind_an_open_transaction_waits_with_those_about_its_half_and_no
         following.mine(1, 7, "ROLLBACK", 3),
         following.mine(0, 7, "ROLLBACK", 4),
     ]
-    following._apply(said[:3])
-    following._apply(said[3:])
+    unjudged = following.judge.unjudged
+    following.apply(said[:3])
+    following.apply(said[3:])
     assert following.answers == {2: "accepted", 3: "accepted"}
-    assert "half 7 of partition 0" in following._unjudged.trouble
-    following._judge_again()
+    assert "half 7 of partition 0" in unjudged.trouble
+    assert "a transaction is open before it" in unjudged.trouble
+    following.apply_again()
     assert set(following.answers) == {2, 3}
-    following._half_ends[0], following._unjudged.tried_s = 10, 0.0
-    following._judge_again()
+    following.half_ends[0], unjudged.tried_s = 10, 0.0
+    following.apply_again()
     assert (following.answers[1], following.answers[4]) == ("accepted", "conflict"), "in the order of the op partition"
-    assert (following._unjudged.count, following._unjudged.trouble) == (0, "")
+    assert (unjudged.count, unjudged.trouble) == (0, "")
 
 
 def test_a_half_partition_that_does_not_answer_holds_its_own_ops_only(following: Following) -> None:
     following.fails = True
-    following._apply([following.mine(0, 2, "COMMIT", 1), following.mine(1, 2, "COMMIT", 2)])
+    following.apply([following.mine(0, 2, "COMMIT", 1), following.mine(1, 2, "COMMIT", 2)])
     assert following.answers == {2: "accepted"}
-    following.fails, following._unjudged.tried_s = False, 0.0
-    following._judge_again()
+    following.fails, following.judge.unjudged.tried_s = False, 0.0
+    following.apply_again()
     assert following.answers == {1: "accepted", 2: "accepted"}
