@@ -2,7 +2,7 @@
 
 copy      Spark alone: Kafka source → Kafka sink, at least once, as it comes
 release   Escrow: halves and commits through the job, exactly once, until all may be seen by read_committed consumers
-tuned     with `--tuned`: the copy, its source with the options that Escrow gives its own (streaming/kafka/records.py, POLL)
+tuned     with `--tuned`: the copy, its source with the options that Escrow gives its own (streaming/kafka/reading/records.py, POLL)
 
 All begin with a new query and a whole backlog of the same messages (key, 1 KiB, a header) in as many partitions, uncompressed,
 acknowledged by all replicas (the default of both clients), and are timed until the last message is in Kafka. Each has a Spark of
@@ -35,7 +35,7 @@ from benchmarks.support import load, report, scratch, spread
 from runtime.settings import Settings
 from runtime.settings import load as load_settings
 from sinks.kafka import clients, contract
-from streaming.kafka.records import POLL
+from streaming.kafka.reading.records import POLL
 from streaming.kafka.service import KafkaJobService
 from streaming.spark.session import make_run_directory, start_spark
 from tests.support.kafka import Cluster, connector_dir, kafka_cluster

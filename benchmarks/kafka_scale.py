@@ -26,7 +26,7 @@ from store.job.shard import ShardStore
 from store.records import HALF, OP, OpKind
 from store.tables.redo_log import Marker
 from store.tables.state_table import StateTable
-from streaming.kafka.records import Piece, _packed, _unpacked, joined
+from streaming.kafka.reading.records import Piece, _packed, _unpacked, joined
 from streaming.settlement.settle import Feed, Settler
 
 NOW_MS = 1_900_000_000_000

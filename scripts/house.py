@@ -26,12 +26,7 @@ MODULES_OF_A_DIRECTORY: Final = 12
 
 OVER: Final = frozenset(
     {
-        "ingest/kafka/edge.py",
-        "ingest/kafka/edge.py: class KafkaEdge",
-        "ingest/kafka/ended/follower.py",
-        "ingest/kafka/ended/follower.py: class OpFollower",
         "scripts/dashboards.py",
-        "streaming/kafka/service.py: class KafkaJobService",
         "tests/campaigns/fuzz/hostile.py",
         "tests/kafka/test_cases.py",
         "tests/support/fake_escrow.py",

@@ -5,16 +5,12 @@ opening.py     what a start waits for
 storing.py     halves and messages
 ending.py      ends; acting.py: what operators do by ids
 ended/         how each half has ended: follows the op topic, with checkpoints
-checks.py      check requests, to members that poll; membership.py: one group's Kafka consumer group
-sealing.py     transaction ids
-messages.py    a message as a Kafka record, and back; refuses what Kafka would refuse
+checking/      check requests, to members that poll
+records/       Kafka's records, read and written
 writer.py      a producer and its reports
 reach.py       whether Kafka can be reached
-ops.py         one op record, read
-halves.py      halves read by partition and offset
 history.py     what is known of one transaction
 dedup.py       dedup keys, by endpoint
 quotas.py      rates
 job.py         whether there is a job
-places.py      a half's place, and the same as one number
 """

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from ingest.errors import BadId, NotInKafkaMode
 from ingest.kafka.ended.follower import OpFollower
 from ingest.kafka.ending import Ending
-from ingest.kafka.sealing import place_in
+from ingest.kafka.records.sealing import place_in
 from ingest.operating.history import Transaction
 from ingest.operating.operator import KIND_OF, RESULTS, Action, Done, Result
 from store.records import OpKind, Via

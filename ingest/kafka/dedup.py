@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from ingest.kafka.places import Place
+from ingest.kafka.records.places import Place
 from store.errors import DuplicateKey
 from store.messages import Message
 from store.tables.dedup import Dedup, Known

@@ -28,18 +28,18 @@ from ingest.edge.quotas import Limited
 from ingest.errors import BadId
 from ingest.ids import load_keys
 from ingest.kafka.acting import Acting
-from ingest.kafka.checks import KafkaChecks
+from ingest.kafka.checking.checks import KafkaChecks
 from ingest.kafka.dedup import SendOnce
 from ingest.kafka.ended.follower import OpFollower
 from ingest.kafka.ending import Ending
 from ingest.kafka.history import KafkaHistories
 from ingest.kafka.job import JobWatch
-from ingest.kafka.messages import RealTopics
 from ingest.kafka.opening import make_topics, until_caught_up, until_reached
-from ingest.kafka.places import Place
 from ingest.kafka.quotas import RateQuotas
 from ingest.kafka.reach import Reach, look_at
-from ingest.kafka.sealing import PlaceSealer, place_in
+from ingest.kafka.records.messages import RealTopics
+from ingest.kafka.records.places import Place
+from ingest.kafka.records.sealing import PlaceSealer, place_in
 from ingest.kafka.storing import Storing
 from ingest.kafka.writer import Writer
 from ingest.operating.history import Transaction

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 from ingest.capabilities import OUTCOMES, EndAnswer, EndRequest, answer_of
 from ingest.errors import BadId, InvalidRequest, KafkaUnreachable
 from ingest.kafka.ended.follower import OpFollower
-from ingest.kafka.places import Place
-from ingest.kafka.sealing import PlaceSealer
+from ingest.kafka.records.places import Place
+from ingest.kafka.records.sealing import PlaceSealer
 from ingest.kafka.writer import Record, Writer
 from sinks.kafka.contract import op_headers
 from store.records import OpKind, Via

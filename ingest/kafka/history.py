@@ -13,11 +13,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from ingest.errors import BadId
 from ingest.kafka.ended.follower import OpFollower
-from ingest.kafka.halves import Reader, reading
-from ingest.kafka.messages import born_at_ms_of
-from ingest.kafka.ops import headers_of, read_op
-from ingest.kafka.places import Place
-from ingest.kafka.sealing import PlaceSealer, place_in
+from ingest.kafka.records.halves import Reader, reading
+from ingest.kafka.records.messages import born_at_ms_of
+from ingest.kafka.records.ops import headers_of, read_op
+from ingest.kafka.records.places import Place
+from ingest.kafka.records.sealing import PlaceSealer, place_in
 from ingest.operating.history import Event, Transaction, event_of
 from sinks.kafka.clients import Connection, bounds_of
 from sinks.kafka.contract import TOPIC, Topics, owner_of

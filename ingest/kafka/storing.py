@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ingest.kafka.dedup import SendOnce
-from ingest.kafka.messages import RealTopics, check_message, half_record, message_record
-from ingest.kafka.places import Place
 from ingest.kafka.reach import Reach
+from ingest.kafka.records.messages import RealTopics, check_message, half_record, message_record
+from ingest.kafka.records.places import Place
 from ingest.kafka.writer import Writer
 from store.errors import InvalidRecord
 from store.messages import Message

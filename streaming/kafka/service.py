@@ -47,14 +47,14 @@ from store.guarded_clock import GuardedClock
 from store.job.shard import ShardStore
 from streaming.errors import JobError
 from streaming.kafka.broker_time import BrokerTime
+from streaming.kafka.checks.presence import GroupsAlive
+from streaming.kafka.checks.requests import CommittedOffsets, Requests
 from streaming.kafka.executors import Executors
-from streaming.kafka.feeds import RELEASE_BYTES_MAX, Feeds
 from streaming.kafka.lease import Lease
 from streaming.kafka.part import Ends, Part
-from streaming.kafka.presence import GroupsAlive
-from streaming.kafka.ranges import ends_of, start_of
-from streaming.kafka.records import Piece, collect, read_ops, read_stream
-from streaming.kafka.requests import CommittedOffsets, Requests
+from streaming.kafka.reading.feeds import RELEASE_BYTES_MAX, Feeds
+from streaming.kafka.reading.ranges import ends_of, start_of
+from streaming.kafka.reading.records import Piece, collect, read_ops, read_stream
 from streaming.kafka.settling import Settling
 from streaming.kafka.shard import Shard
 from streaming.kafka.ticks import Ticks

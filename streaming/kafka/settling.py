@@ -12,9 +12,9 @@ from typing import Final
 
 from runtime.metrics import JobMetrics
 from store.guarded_clock import GuardedClock
-from streaming.kafka.feeds import DEFERRED_BATCHES, Feeds
 from streaming.kafka.part import Ends, Part
-from streaming.kafka.records import Piece
+from streaming.kafka.reading.feeds import DEFERRED_BATCHES, Feeds
+from streaming.kafka.reading.records import Piece
 from streaming.lifecycle import Lifecycle
 from streaming.metrics_feed import count_settled
 

@@ -31,8 +31,8 @@ from store.tables.redo_log import Marker, RedoKind, kinds_of, numbers_of
 from store.tables.state_table import StateTable
 from streaming.errors import JobCannotStart, JobError, JobStopped
 from streaming.kafka.aside import Retries, next_tries
-from streaming.kafka.records import Piece
-from streaming.kafka.requests import Requests
+from streaming.kafka.checks.requests import Requests
+from streaming.kafka.reading.records import Piece
 
 LOG: Final = logging.getLogger("escrow.kafka")
 WINDOW_BYTES: Final = 32 << 20

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from runtime.metrics import JobMetrics
 from store.guarded_clock import GuardedClock
-from streaming.kafka.feeds import RELEASE_BYTES_MAX, Feeds
 from streaming.kafka.part import Part
+from streaming.kafka.reading.feeds import RELEASE_BYTES_MAX, Feeds
 from streaming.kafka.settling import Settling
 from streaming.kafka.shard import Shard
 from streaming.metrics_feed import count_decisions

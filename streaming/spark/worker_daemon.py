@@ -13,7 +13,7 @@ from typing import Final
 
 from pyspark.daemon import manager
 
-NEEDED: Final = ("pyspark.worker", "sinks.kafka.release", "streaming.kafka.records")
+NEEDED: Final = ("pyspark.worker", "sinks.kafka.release", "streaming.kafka.reading.records")
 
 if __name__ == "__main__":
     for name in NEEDED:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from runtime.settings import load as load_settings
 from sinks.kafka import contract
 from store.records import HALF, OP
-from streaming.kafka.records import HEADERS_MAX_BYTES, SCHEMA, collect, columns_of, pack
+from streaming.kafka.reading.records import HEADERS_MAX_BYTES, SCHEMA, collect, columns_of, pack
 from tests.support.kafka import Cluster
 from tests.support.kafka_world import KafkaWorld
 from tests.support.spark import own_spark

@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import Consumer
 
 from sinks.kafka.clients import Connection
-from streaming.kafka import presence
-from streaming.kafka.presence import GroupsAlive
+from streaming.kafka.checks import presence
+from streaming.kafka.checks.presence import GroupsAlive
 from tests.support.endpoint import until
 from tests.support.kafka import Cluster
 

@@ -13,12 +13,12 @@ from confluent_kafka import Consumer, TopicPartition
 
 from checker.decisions import Tick
 from checker.policy import Policy
-from ingest.kafka.checks import KafkaChecks
-from ingest.kafka.places import Place
+from ingest.kafka.checking.checks import KafkaChecks
+from ingest.kafka.records.places import Place
 from sinks.kafka import asking
 from sinks.kafka.committed import CommittedReader
 from store.records import HALF, OP, OpKind, State, Via, check_count_of, state_of
-from streaming.kafka.requests import Requests
+from streaming.kafka.checks.requests import Requests
 from streaming.kafka.shard import Shard
 from streaming.settlement.settle import Settler
 from tests.support.kafka import Cluster

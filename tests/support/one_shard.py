@@ -18,7 +18,7 @@ from sinks.kafka.stuck import is_stuck
 from sinks.kafka.task import SUPERSEDED, Done, Superseded, Target, Task
 from store.job.shard import ShardStore
 from store.records import HALF, OP, OpKind
-from streaming.kafka.requests import Requests
+from streaming.kafka.checks.requests import Requests
 from streaming.kafka.shard import Shard
 from streaming.settlement.settle import Feed, Settler
 from tests.support.kafka import Cluster

@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 
 from ingest.kafka.ended.checkpoints import Checkpoint, Unusable, binding_of, checkpoint_of, numbers_in, read_all
 from ingest.kafka.ended.table import Ends
-from ingest.kafka.halves import reading
+from ingest.kafka.records.halves import reading
 from sinks.kafka.clients import Connection, bounds_of, topic_ids
 from sinks.kafka.contract import Topics
 

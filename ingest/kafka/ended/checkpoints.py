@@ -34,7 +34,7 @@ import numpy as np
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from ingest.kafka.ended.table import CHUNK, CHUNK_BITS
-from ingest.kafka.halves import reading
+from ingest.kafka.records.halves import reading
 from sinks.kafka.clients import Connection
 
 VERSION: Final = 1

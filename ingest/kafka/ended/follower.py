@@ -32,9 +32,9 @@ from ingest.kafka.ended.beginning import Beginner, Beginning
 from ingest.kafka.ended.checkpointing import Checkpointing
 from ingest.kafka.ended.checkpoints import Saver
 from ingest.kafka.ended.judging import AGAIN_S, ASK_S, Judged, OpJudge
-from ingest.kafka.halves import reading
-from ingest.kafka.places import Place
-from ingest.kafka.sealing import PlaceSealer
+from ingest.kafka.records.halves import reading
+from ingest.kafka.records.places import Place
+from ingest.kafka.records.sealing import PlaceSealer
 from sinks.kafka.clients import Connection
 from sinks.kafka.contract import Topics
 from store.tables.ends import Answer

@@ -19,10 +19,10 @@ from ingest.errors import OpsMissing
 from ingest.kafka.ended.beginning import Gap
 from ingest.kafka.ended.table import Ends
 from ingest.kafka.ended.unjudged import Unjudged
-from ingest.kafka.halves import Reader, reading
-from ingest.kafka.ops import Op, headers_of, read_op, read_sealed
-from ingest.kafka.places import Place
-from ingest.kafka.sealing import PlaceSealer
+from ingest.kafka.records.halves import Reader, reading
+from ingest.kafka.records.ops import Op, headers_of, read_op, read_sealed
+from ingest.kafka.records.places import Place
+from ingest.kafka.records.sealing import PlaceSealer
 from sinks.kafka.clients import Connection, bounds_of, end_watcher
 from sinks.kafka.contract import Topics, owner_of
 from store.records import OpKind

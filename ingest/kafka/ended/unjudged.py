@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ingest.kafka.places import Place
+from ingest.kafka.records.places import Place
 
 
 class Unjudged:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ingest.kafka.ended.table import CHUNK, Ends
-from ingest.kafka.ops import read_op, read_sealed
-from ingest.kafka.places import Place
-from ingest.kafka.sealing import PlaceSealer
+from ingest.kafka.records.ops import read_op, read_sealed
+from ingest.kafka.records.places import Place
+from ingest.kafka.records.sealing import PlaceSealer
 from sinks.kafka.contract import op_headers
 from store.records import OpKind
 

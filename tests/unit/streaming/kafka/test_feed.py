@@ -12,8 +12,8 @@ from sinks.kafka import contract
 from store.job.shard import ShardStore
 from store.records import HALF, OP, OpKind
 from store.tables.redo_log import Marker
-from streaming.kafka.feeds import Feeds
-from streaming.kafka.records import Piece
+from streaming.kafka.reading.feeds import Feeds
+from streaming.kafka.reading.records import Piece
 
 TOPICS = contract.Topics("half", "op", "redo", "check", "discard", "lease", "ends")
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ingest.kafka.ops import headers_of, read_op
-from ingest.kafka.places import HALF_OFFSET_MAX
+from ingest.kafka.records.ops import headers_of, read_op
+from ingest.kafka.records.places import HALF_OFFSET_MAX
 from sinks.kafka import contract
 from store.records import HALF, OP, OpKind, Via
 from store.tables.state_table import StateTable
-from streaming.kafka.feeds import RELEASE_BYTES_MAX, pieces_of
-from streaming.kafka.records import Kind, Piece, _unpacked, joined, pack
+from streaming.kafka.reading.feeds import RELEASE_BYTES_MAX, pieces_of
+from streaming.kafka.reading.records import Kind, Piece, _unpacked, joined, pack
 from streaming.settlement.settle import Feed
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

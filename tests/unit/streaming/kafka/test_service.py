@@ -21,9 +21,9 @@ from store.tables.redo_log import Marker
 from streaming.errors import JobError
 from streaming.kafka import aside as kafka_aside
 from streaming.kafka import service
-from streaming.kafka.feeds import DEFERRED_BATCHES, Feeds
 from streaming.kafka.part import Part
-from streaming.kafka.records import Piece
+from streaming.kafka.reading.feeds import DEFERRED_BATCHES, Feeds
+from streaming.kafka.reading.records import Piece
 from streaming.kafka.settling import Settling
 from streaming.kafka.upkeep import FIRST_MARKER_MS, Upkeep
 from streaming.lifecycle import Lifecycle

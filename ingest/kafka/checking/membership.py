@@ -18,9 +18,9 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from ingest.checks.delivery import CheckRequest
-from ingest.kafka.messages import born_at_ms_of, properties_of
-from ingest.kafka.ops import headers_of
-from ingest.kafka.places import HALF_OFFSET_MAX, PARTITION_MAX, Place
+from ingest.kafka.records.messages import born_at_ms_of, properties_of
+from ingest.kafka.records.ops import headers_of
+from ingest.kafka.records.places import HALF_OFFSET_MAX, PARTITION_MAX, Place
 from sinks.kafka.contract import CHECK_COUNT, HALF_OFFSET, HALF_PARTITION, KEY, TOPIC
 from store.properties import KEYS, PGROUP, REAL_TOPIC
 from store.tables.frames import Frame, FrameKind

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from ingest.kafka.places import HALF_OFFSET_MAX
-from ingest.kafka.sealing import PlaceSealer
+from ingest.kafka.records.places import HALF_OFFSET_MAX
+from ingest.kafka.records.sealing import PlaceSealer
 from sinks.kafka.contract import (
     GROUP,
     HALF_OFFSET,

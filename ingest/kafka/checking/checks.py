@@ -20,7 +20,7 @@ from collections.abc import Callable, Container, Iterable
 
 from ingest.checks.delivery import Handover, Member
 from ingest.consuming.reading.poll_waiters import Waiting
-from ingest.kafka.membership import AGAIN_S, Asked, Membership
+from ingest.kafka.checking.membership import AGAIN_S, Asked, Membership
 from sinks.kafka.clients import Connection
 
 

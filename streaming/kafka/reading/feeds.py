@@ -18,7 +18,7 @@ from sinks.kafka.contract import Topics
 from store.records import HALF, OP, OpKind
 from store.tables.state_table import StateTable
 from streaming.kafka.part import Ends
-from streaming.kafka.records import Piece, joined
+from streaming.kafka.reading.records import Piece, joined
 from streaming.kafka.shard import Shard
 from streaming.settlement.settle import Feed
 

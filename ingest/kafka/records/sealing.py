@@ -20,7 +20,7 @@ from typing import Final
 
 from ingest.errors import BadId, KeysUnusable
 from ingest.ids import keyed
-from ingest.kafka.places import HALF_OFFSET_MAX, PARTITION_MAX, Place
+from ingest.kafka.records.places import HALF_OFFSET_MAX, PARTITION_MAX, Place
 from sinks.kafka.contract import place_of
 
 _ID: Final = re.compile(r"(0|[1-9][0-9]{0,4})-(0|[1-9][0-9]{0,14})-[A-Za-z0-9_-]{22}", re.ASCII)
