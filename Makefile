@@ -111,6 +111,7 @@ bench-kafka: venv tools ## Kafka mode against a bare Spark copy, and who does th
 	$(BIN)/python -m benchmarks.results benchmarks.kafka_scale
 	$(BIN)/python -m benchmarks.results benchmarks.kafka_takeover
 	$(BIN)/python -m benchmarks.results benchmarks.kafka_endpoints
+	$(BIN)/python -m benchmarks.results benchmarks.kafka_start
 
 bench-rocketmq: venv ## Escrow beside a real RocketMQ, needs a JDK and Maven (about 40 minutes; ONLY=a,c for a part, SMALL=1 to try it)
 	$(BIN)/python -m benchmarks.rocketmq $(if $(ONLY),--only=$(ONLY)) $(if $(SMALL),--scale=0.02 --rounds=1)

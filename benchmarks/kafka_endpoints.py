@@ -3,7 +3,6 @@
 kafka.endpoints_2_over_1    ends for each processor-second of an endpoint, two endpoints against one, × 2. Two share the
                             ends as behind a load balancer: each end goes to either. 2 would be: following what the other
                             one has ended costs nothing
-kafka.endpoint_start_s      from the start of the process to ready, with `--ops` ops in the op topic and a checkpoint
 """
 
 from __future__ import annotations

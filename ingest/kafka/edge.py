@@ -121,7 +121,7 @@ class KafkaEdge:
         self._open_ends()  # 2
         self._open_storing()  # 3
         self._kafka_checks = KafkaChecks(
-            connection, self.topics.check, settings.kafka_check_group_prefix, self._has_ended, self._now_ms,
+            connection, self.topics, settings.kafka_check_group_prefix, self._has_ended, self._now_ms,
             lapse_s=settings.check_interval_ms / 1000, linger_s=settings.presence_ttl_ms / 1000,
         )  # 4  # fmt: skip
         self._job = JobWatch(connection.admin(), settings.kafka_lease_group)

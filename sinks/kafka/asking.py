@@ -1,7 +1,7 @@
-"""Where the requests of a batch lie in the check topic: read back by the task that wrote them, on the executor.
+"""Where the requests of a batch lie in the check topic: read back on an executor, after the batch, beside the shard's work.
 
-The driver holds these places against what the members of a group have committed: a request counts when one has taken it. Delivery
-reports would tell the places too, but Kafka's client gives them for all messages or for none, releases included.
+The driver compares these places with what the members of a group have committed: a request counts when one has taken it. Delivery
+reports would tell the places, too, but Kafka's client gives them for all messages or for none, releases included.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from sinks.kafka import contract
 from sinks.kafka.clients import NO_GROUP, bounds_of
 from sinks.kafka.redo import take
+from sinks.kafka.task import Requested, Target
 
-#: How long the task looks for its requests. Those that it does not find are asked about again, and not counted.
+#: How long to look for requests. Those that are not found are asked about again, and not counted.
 LOOK_S: Final = 10.0
 #: How long it waits to be told where a partition ends.
 ENDS_S: Final = 2.0
@@ -47,17 +48,18 @@ def ends_of(client: dict[str, Any], topic: str) -> Ends:
         reader.close()
 
 
-def places_of(client: dict[str, Any], topic: str, since: Ends, half_partition: int, half_offsets: set[int]) -> Array:
-    """The places (PLACED) of the requests about these halves, written behind `since`. Kafka out of reach: none."""
-    if not since:
+def places_of(target: Target, requested: Requested) -> Array:
+    """The places (PLACED) of a batch's requests. Kafka out of reach: none."""
+    wanted, topic = requested.half_offsets, target.topics.check
+    if not requested.since:
         return np.empty(0, PLACED)
-    reader, give_up_s, found = _reader(client), time.monotonic() + LOOK_S, dict[int, tuple[int, int]]()
+    reader, give_up_s, found = _reader(target.client), time.monotonic() + LOOK_S, dict[int, tuple[int, int]]()
     try:
-        reader.assign([TopicPartition(topic, partition, at) for partition, at in since.items()])
-        while len(found) < len(half_offsets) and time.monotonic() < give_up_s:
+        reader.assign([TopicPartition(topic, partition, at) for partition, at in requested.since.items()])
+        while len(found) < len(wanted) and time.monotonic() < give_up_s:
             for message in take(reader, 1000, 1.0):
-                half_offset = _about(message, half_partition)
-                if half_offset in half_offsets:
+                half_offset = _about(message, target.partition)
+                if half_offset in wanted:
                     found[half_offset] = message.partition() or 0, message.offset() or 0
     except KafkaException:
         found.clear()

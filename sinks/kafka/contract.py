@@ -29,6 +29,11 @@ HALF_PARTITION: Final = "escrow-half-partition"
 KEY: Final = "escrow-key"
 CHECK_COUNT: Final = "escrow-check-count"
 REASON: Final = "escrow-reason"
+BODY: Final = "escrow-body"
+#: What BODY says of a check request that has neither body nor headers of its half.
+IN_HALF_TOPIC: Final = b"in-half-topic"
+#: The half's own headers that such a request has.
+TOLD_OF_A_HALF: Final = frozenset({GROUP, TOPIC, BORN_TIME})
 REDO: Final = "escrow-redo"
 
 #: Of a producer group's name, as everywhere in Escrow: what is longer is no group.

@@ -142,5 +142,5 @@ def _write(owner: Owner, task: Task) -> Done:
             return Done(task.target.partition, task.marker.sequence, written=False)
     trying.redo(entries)  # 4
     owner.producer.commit_transaction(DEADLINE_S)
-    sent, requests = (sender.messages, sender.bytes), trying.places_of_requests(entries)
+    sent, requests = (sender.messages, sender.bytes), trying.requested(entries)
     return Done(task.target.partition, task.marker.sequence, True, *sent, barred=knows.barred, requests=requests)

@@ -17,8 +17,6 @@ DEADLINE_S: Final = 60.0
 SUPERSEDED: Final = "superseded: "
 UNTAKEN: Final = "not taken: "
 
-_Packed = bytes  # a field of Done has the type's name
-
 
 class Superseded(Exception):
     """The shard belongs to a later term: another driver is master."""
@@ -41,6 +39,7 @@ class Target:
     transactional_id: str
     client: dict[str, Any]
     transaction_timeout_ms: int
+    check_bodies: bool = True  # False: check requests carry neither body nor headers of their half
     generation: int = 0  # goes up when Kafka cannot give the id to any producer (sinks/kafka/stuck.py)
 
     @property
@@ -72,6 +71,14 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class Requested:
+    """Check requests that a batch has written: their halves, and where each partition of the check topic ended before."""
+
+    half_offsets: frozenset[int]
+    since: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The result of a task."""
 
@@ -81,5 +88,5 @@ class Done:
     messages: int = 0
     bytes: int = 0
     barred: dict[str, str] = field(default_factory=dict)  # topics that took no message, and why
-    requests: _Packed = b""  # where the batch's check requests lie (asking.PLACED), as far as that is known
+    requests: Requested | None = None
     executor: str = ""  # host and process id of the parent of the executor's worker processes

@@ -25,7 +25,7 @@ from sinks.kafka.ownership import Owner
 from sinks.kafka.reach import RealTopics
 from sinks.kafka.refusals import BEHIND, Held, Known, lane_of
 from sinks.kafka.sender import COMPANY_MAX, Sender
-from sinks.kafka.task import Task
+from sinks.kafka.task import Requested, Task
 from store.records import Array, OpKind, State, Via, check_count_of
 from store.tables.consume_queue import REASON_SHIFT
 from store.tables.redo_log import RedoKind, kinds_of, numbers_of
@@ -177,21 +177,22 @@ class Attempt:
             (contract.HALF_OFFSET, b"%d" % half_offset),
             (contract.CHECK_COUNT, b"%d" % check_count),
         ]
+        value = half.value()
+        if not self.target.check_bodies:
+            headers, value = [header for header in headers if header[0] in contract.TOLD_OF_A_HALF], None
+            mine.append((contract.BODY, contract.IN_HALF_TOPIC))
         self.sender.send(
-            half_offset, self.topics.check, half.value(), key=group, partition=-1, headers=[*headers, *mine]
+            half_offset, self.topics.check, value, key=group, partition=-1, headers=[*headers, *mine]
         )  # fmt: skip
 
     def look_where_requests_begin(self, entries: Array) -> None:
         if (kinds_of(entries) == RedoKind.CHECK).any():
             self.requests_since = asking.ends_of(self.target.client, self.topics.check)
 
-    def places_of_requests(self, entries: Array) -> bytes:
-        """Of those that were sent. The batch is written, whatever goes wrong here."""
-        sent = set(numbers_of(entries)[kinds_of(entries) == RedoKind.CHECK].tolist()).difference(self.refused)
-        if not sent:
-            return b""
-        found = asking.places_of(self.target.client, self.topics.check, self.requests_since, self.target.partition, sent)
-        return found.tobytes()
+    def requested(self, entries: Array) -> Requested | None:
+        """The check requests that were sent."""
+        sent = frozenset(numbers_of(entries)[kinds_of(entries) == RedoKind.CHECK].tolist()).difference(self.refused)
+        return Requested(sent, self.requests_since) if sent else None
 
     def _asked(self, handed_over: Array) -> None:
         headers = contract.op_headers(OpKind.ASKED, None, None, via=Via.CHECKER)

@@ -1,13 +1,15 @@
-"""Runs release tasks on Spark's executors, and counts what each has released."""
+"""What the driver runs on Spark's executors: release tasks, and the look for check requests that they wrote."""
 
 from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 from pyspark.sql import SparkSession
 
-from sinks.kafka import release
-from sinks.kafka.task import SUPERSEDED, Done, Superseded, Task
+from sinks.kafka import asking, release
+from sinks.kafka.task import SUPERSEDED, Done, Requested, Superseded, Target, Task
+from store.records import Array
 
 
 class Executors:
@@ -30,3 +32,9 @@ class Executors:
         if isinstance(done, str) and done.startswith(SUPERSEDED):
             raise Superseded(done.removeprefix(SUPERSEDED))
         return done
+
+    def locate(self, target: Target, requested: Requested) -> Array:
+        """Where a batch's check requests lie (asking.PLACED), as far as that is found."""
+        assert self.spark is not None
+        found = self.spark.sparkContext.parallelize([(target, requested)], 1).map(lambda each: asking.places_of(*each)).collect()
+        return np.asarray(found[0], asking.PLACED)

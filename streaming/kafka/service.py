@@ -47,6 +47,7 @@ from store.guarded_clock import GuardedClock
 from store.job.shard import ShardStore
 from streaming.errors import JobError
 from streaming.kafka.broker_time import BrokerTime
+from streaming.kafka.checks.locating import Locating
 from streaming.kafka.checks.presence import GroupsAlive
 from streaming.kafka.checks.requests import CommittedOffsets, Requests
 from streaming.kafka.executors import Executors
@@ -131,6 +132,7 @@ class KafkaJobService:
         prefix = settings.kafka_check_group_prefix
         self._alive = GroupsAlive(self.connection, prefix)
         self._offsets = CommittedOffsets(self.connection, self.topics.check, prefix, self._lanes)
+        self._locating = Locating(self.executors.locate)
         for partition in range(count):
             self.parts[partition] = self._open_part(partition)
         records_max, stopping = settings.max_records_per_batch, self.lifecycle.stopping
@@ -173,6 +175,7 @@ class KafkaJobService:
             transactional_id=f"{self.settings.kafka_transactional_id_prefix}{self.topics.half}-{partition}",
             client=self.connection.librdkafka(),
             transaction_timeout_ms=self.settings.kafka_transaction_timeout_ms,
+            check_bodies=self.settings.kafka_check_bodies,
         )
         shard = Shard(
             store,
@@ -183,6 +186,7 @@ class KafkaJobService:
             is_stuck=partial(is_stuck, self.connection),
             topic_ids=self._topic_ids,
             requests=Requests(self._offsets.known),
+            locate=self._locating,
         )
         watch_shard(self.kafka_metrics, shard, lambda: self._ticks.log_ends.get(partition, (0, 0)), self._kept_for)
         return Part(shard, self.policy, RELEASE_BYTES_MAX)
@@ -287,6 +291,7 @@ class KafkaJobService:
         if self._lease is not None:
             self._lease.close()
         self._offsets.close()
+        self._locating.close()
         self._watcher.close()
         self._half_watcher.close()
 

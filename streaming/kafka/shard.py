@@ -15,13 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
 from confluent_kafka import KafkaException
 
-from sinks.kafka import asking, contract, ownership, redo
-from sinks.kafka.task import UNTAKEN, Done, Superseded, Target, Task
+from sinks.kafka import contract, ownership, redo
+from sinks.kafka.task import UNTAKEN, Done, Requested, Superseded, Target, Task
 from store.errors import Corrupt, CursorBeyondLog
 from store.job.batch import Batch
 from store.job.shard import ShardStore
@@ -31,6 +32,7 @@ from store.tables.redo_log import Marker, RedoKind, kinds_of, numbers_of
 from store.tables.state_table import StateTable
 from streaming.errors import JobCannotStart, JobError, JobStopped
 from streaming.kafka.aside import Retries, next_tries
+from streaming.kafka.checks.locating import Then, locate_at_once
 from streaming.kafka.checks.requests import Requests
 from streaming.kafka.reading.records import Piece
 
@@ -47,6 +49,8 @@ _NO_LANES: Final = np.empty(0, "<u8")
 
 #: Runs a task on an executor: what came of it, or a sentence why it failed. Superseded passes through.
 RunTask = Callable[[Task], Done | str]
+#: Finds out where requests lie, now or later.
+Locate = Callable[[Target, Requested, Then], None]
 
 
 @dataclass(slots=True)
@@ -64,13 +68,13 @@ class Shard:
     def __init__(
         self, store: ShardStore, target: Target, run_task: RunTask, stopping: threading.Event, *,
         pause_max_ms: int = 30_000, is_stuck: Callable[[str], bool] = lambda _: False,
-        topic_ids: Mapping[str, str] | None = None, requests: Requests | None = None,
+        topic_ids: Mapping[str, str] | None = None, requests: Requests | None = None, locate: Locate = locate_at_once,
     ) -> None:  # fmt: skip
         """`pause_max_ms`: between two tries at messages that were set aside. `is_stuck`: see sinks/kafka/stuck.py. `topic_ids`:
-        what Kafka calls half, op and redo topic, by name."""
+        what Kafka calls half, op and redo topic, by name. `locate`: see streaming/kafka/checks/locating.py."""
         self._topic_ids = dict(topic_ids or {})
         self.store, self.target, self._run_task, self._stopping = store, target, run_task, stopping
-        self._is_stuck, self._owner = is_stuck, ""
+        self._is_stuck, self._locate, self._owner = is_stuck, locate, ""
         self.retries = Retries(pause_max_ms)
         self.requests = requests or Requests()
         self.task_since_s: float | None = None  # a task is at work
@@ -115,7 +119,7 @@ class Shard:
 
     def note_answers(self, ops: Array) -> None:
         """Members that have answered UNKNOWN have taken their requests."""
-        if not self.requests.lanes():
+        if not self.requests.wait:
             return
         said = ops[(ops["kind"] == int(OpKind.UNKNOWN)) & (ops["via"] == int(Via.CHECK)) & (ops["corrupt"] == 0)]
         own = self.table.get(said["half_offset"])["group_no"] == said["group_no"]
@@ -130,10 +134,13 @@ class Shard:
         found: Array = state_of(self.table.get(half_offsets)["word"]) == int(State.PREPARED)
         return found
 
-    def _note_requests(self, requests: bytes) -> None:
-        placed = np.frombuffer(requests, asking.PLACED)
-        numbers = self.table.get(placed["half_offset"].astype(np.int64))["group_no"].tolist()
-        self.requests.sent(placed, [self.store.groups[number] for number in numbers])
+    def _note_requests(self, requested: Requested) -> None:
+        """Where they lie is found beside: it may take Kafka a while, and the shard goes on."""
+        half_offsets = sorted(requested.half_offsets)
+        numbers = self.table.get(np.array(half_offsets, np.int64))["group_no"].tolist()
+        groups = {at: self.store.groups[number] for at, number in zip(half_offsets, numbers, strict=True)}
+        self.requests.sent(half_offsets)
+        self._locate(self.target, requested, partial(self.requests.found, groups))
 
     def try_again(self, topic: str, now_ms: int, bytes_max: int) -> None:
         """Messages for this topic that were set aside, once more."""

@@ -338,6 +338,17 @@ def ask(world: KafkaWorld, id: str, group: str, count: int = 0, body: bytes = b"
     world.producer.send(world.check, key=group.encode(), value=body, headers=encoded).get(60)
 
 
+def ask_without_body(world: KafkaWorld, id: str, group: str) -> None:
+    """As the job does with kafkaCheckBodies = false."""
+    partition, half_offset = place_of(id)
+    headers = {
+        "escrow-group": group, "escrow-topic": "paid", "escrow-half-partition": str(partition),
+        "escrow-half-offset": str(half_offset), "escrow-check-count": "0", "escrow-body": "in-half-topic",
+    }  # fmt: skip
+    encoded = [(name, value.encode()) for name, value in headers.items()]
+    world.producer.send(world.check, key=group.encode(), value=None, headers=encoded).get(60)
+
+
 def members(world: KafkaWorld, kafka: Cluster, group: str) -> int:
     """Of a producer group's consumer group: what the job takes for live."""
     name, admin = world.check_prefix + group, kafka.admin()
@@ -345,6 +356,28 @@ def members(world: KafkaWorld, kafka: Cluster, group: str) -> int:
         return len(admin.describe_consumer_groups([name])[name].result(30).members)
     except KafkaException:  # no such group yet
         return 0
+
+
+def test_requests_that_come_without_a_body_are_handed_over_with_it(
+    client: EdgeClient, endpoint: Endpoint, world: KafkaWorld, kafka: Cluster
+) -> None:
+    group = "bodiless"
+    ids = client.prepare([{**half(), "group": group, "text": f"body {n}", "properties": {"n": str(n)}} for n in range(3)])
+
+    def poll() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        with EdgeClient(endpoint.port) as member:
+            while len(found) < len(ids):
+                found += member.poll_checks(group, "m1", wait_s=30)
+        return found
+
+    with ThreadPoolExecutor(1) as threads:
+        polled = threads.submit(poll)
+        until(lambda: members(world, kafka, group) == 1)
+        for id in ids:
+            ask_without_body(world, id, group)
+        found = {check["id"]: (check["body"], check["properties"]["n"]) for check in polled.result(60)}
+    assert found == {id: (b"body %d" % n, str(n)) for n, id in enumerate(ids)}
 
 
 def test_a_poll_makes_the_group_live_and_gets_its_requests(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,14 @@ from ingest.kafka.checking.checks import KafkaChecks
 from ingest.kafka.records.places import Place
 from sinks.kafka import asking
 from sinks.kafka.committed import CommittedReader
+from sinks.kafka.contract import Topics
+from sinks.kafka.task import Requested, Target
 from store.records import HALF, OP, OpKind, State, Via, check_count_of, state_of
+from streaming.kafka.checks.locating import Locating, locate_at_once
 from streaming.kafka.checks.requests import Requests
 from streaming.kafka.shard import Shard
 from streaming.settlement.settle import Settler
+from tests.support.endpoint import until
 from tests.support.kafka import Cluster
 from tests.support.one_shard import NOW_MS, OneShard
 
@@ -158,7 +164,40 @@ def test_an_answer_of_unknown_says_that_the_request_was_taken(rig: Rig) -> None:
 def test_no_batch_waits_for_a_check_topic_that_cannot_be_looked_at() -> None:
     nowhere = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
     assert asking.ends_of(nowhere, "t") == {}
-    assert len(asking.places_of(nowhere, "t", {}, 0, {1})) == 0
+    target = Target(Topics(*"abcdefg"), 0, "id", nowhere, 60_000)
+    assert len(asking.places_of(target, Requested(frozenset({1}), {}))) == 0
+
+
+def test_a_shard_goes_on_while_its_requests_are_looked_for_and_counts_them_when_they_are_found(rig: Rig) -> None:
+    """The look may take Kafka a while: nothing of the shard waits for it, and no answer that comes meanwhile is lost."""
+    looks: list[Callable[[], None]] = []
+    rig.shard._locate = lambda target, requested, then: looks.append(lambda: then(asking.places_of(target, requested)))
+    rig.round()
+    [second] = rig.world.halves(b"second")
+    rig.world.commit(rig.shard, [second])
+    assert rig.world.bodies() == Counter([b"second"]), "released while nobody knows where the request lies"
+    rig.answer_unknown("g")
+    rig.settle_ops()
+    assert rig.count == 0
+    looks[0]()
+    rig.settle_ops()
+    assert rig.count == 1
+
+
+def test_a_look_that_fails_leaves_requests_uncounted_and_the_next_round_asks_again(rig: Rig) -> None:
+    def fails(_target: Target, _requested: Requested) -> Any:
+        raise RuntimeError("an executor died")
+
+    beside = Locating(fails)
+    rig.shard._locate = beside
+    rig.round()
+    until(lambda: not rig.requests.wait)
+    rig.shard._locate = locate_at_once
+    rig.round()
+    rig.take()
+    rig.settle_ops()
+    assert (rig.count, len(rig.asked())) == (1, 2)
+    beside.close()
 
 
 def test_a_request_that_cannot_be_delivered_does_not_keep_those_behind_it_from_being_counted(rig: Rig) -> None:
@@ -172,7 +211,13 @@ def test_a_request_that_cannot_be_delivered_does_not_keep_those_behind_it_from_b
     async def deliver() -> None:
         prefix, passing_over = PREFIX + rig.world.name, {Place(0, first).number}
         checks = KafkaChecks(
-            rig.world.connection, rig.world.topics.check, prefix, lambda _: False, lambda: NOW_MS, lapse_s=2, linger_s=60
+            rig.world.connection,
+            rig.world.topics,
+            prefix,
+            lambda _: False,
+            lambda: NOW_MS,
+            lapse_s=2,
+            linger_s=60,
         )
         handed = list[int]()
         while not handed:
@@ -190,3 +235,22 @@ def test_a_request_that_cannot_be_delivered_does_not_keep_those_behind_it_from_b
     asyncio.run(deliver())
     rig.round()
     assert rig.count == 1
+
+
+def test_requests_without_bodies_show_no_more_than_topic_key_and_place(rig: Rig) -> None:
+    rig.shard.target = replace(rig.shard.target, check_bodies=False)
+    [half] = rig.world.halves(b"secret", key=b"order 7", trace="abc")
+    rig.world.prepare(rig.shard, half, "g")
+    rig.round()
+    [asked] = [record for record in rig.asked() if record.headers() and ("escrow-key", b"order 7") in record.headers()]
+    assert asked.value() is None
+    assert dict(asked.headers()) == {
+        "escrow-group": b"g",
+        "escrow-topic": rig.world.real.encode(),
+        "escrow-key": b"order 7",
+        "escrow-transaction-id": b"0-%d" % half,
+        "escrow-half-partition": b"0",
+        "escrow-half-offset": b"%d" % half,
+        "escrow-check-count": b"0",
+        "escrow-body": b"in-half-topic",
+    }

@@ -21,7 +21,9 @@ from collections.abc import Callable, Container, Iterable
 from ingest.checks.delivery import Handover, Member
 from ingest.consuming.reading.poll_waiters import Waiting
 from ingest.kafka.checking.membership import AGAIN_S, Asked, Membership
+from ingest.kafka.records.halves import Reader
 from sinks.kafka.clients import Connection
+from sinks.kafka.contract import Topics
 
 
 class KafkaChecks:
@@ -30,7 +32,7 @@ class KafkaChecks:
     def __init__(
         self,
         connection: Connection,
-        topic: str,
+        topics: Topics,
         group_prefix: str,
         has_ended: Callable[[int], bool],
         now_ms: Callable[[], int],
@@ -38,7 +40,8 @@ class KafkaChecks:
         lapse_s: float,
         linger_s: float,
     ) -> None:
-        self._topic, self._prefix, self._has_ended, self._now_ms = topic, group_prefix, has_ended, now_ms
+        self._topic, self._half_topic, self._prefix = topics.check, topics.half, group_prefix
+        self._has_ended, self._now_ms = has_ended, now_ms
         self._lapse_s, self._linger_s = lapse_s, linger_s
         self._connection = connection
         self._memberships: dict[str, Membership] = {}
@@ -87,7 +90,13 @@ class KafkaChecks:
                 queued_max_messages_kbytes=16_384, reconnect_backoff_max_ms=1000,
             )  # fmt: skip
             self._memberships[group] = Membership(
-                options, self._topic, group, 2 * self._lapse_s + AGAIN_S, arrived=self._arrived, lost=self._lost
+                options,
+                self._topic,
+                group,
+                2 * self._lapse_s + AGAIN_S,
+                Reader(self._connection, self._half_topic),
+                arrived=self._arrived,
+                lost=self._lost,
             )
 
     def _take(self, handover: Handover, max_requests: int, max_bytes: int, passing_over: Container[int]) -> Handover:

@@ -18,10 +18,11 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from ingest.checks.delivery import CheckRequest
+from ingest.kafka.records.halves import Reader
 from ingest.kafka.records.messages import born_at_ms_of, properties_of
 from ingest.kafka.records.ops import headers_of
 from ingest.kafka.records.places import HALF_OFFSET_MAX, PARTITION_MAX, Place
-from sinks.kafka.contract import CHECK_COUNT, HALF_OFFSET, HALF_PARTITION, KEY, TOPIC
+from sinks.kafka.contract import BODY, CHECK_COUNT, HALF_OFFSET, HALF_PARTITION, IN_HALF_TOPIC, KEY, TOPIC
 from store.properties import KEYS, PGROUP, REAL_TOPIC
 from store.tables.frames import Frame, FrameKind
 
@@ -32,6 +33,10 @@ AGAIN_S: Final = 1.0
 HELD_MAX: Final = 10_000
 _AT_ONCE: Final = 500
 LOG: Final = logging.getLogger("escrow.edge")
+
+#: Records of the half topic, by their place.
+Halves = dict[Place, Any]
+_NO_HALVES: Final[Halves] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +62,12 @@ class Membership:
         topic: str,
         group: str,
         begin_s: float,
+        halves: Reader,
         *,
         arrived: Callable[[str, list[Asked]], None],
         lost: Callable[[str, set[int]], None],
     ) -> None:
-        self._topic, self._group, self._begin_s = topic, group, begin_s
+        self._topic, self._group, self._begin_s, self._halves = topic, group, begin_s, halves
         self._arrived, self._lost = arrived, lost
         self._loop = asyncio.get_running_loop()
         self._consumer = Consumer(options)
@@ -121,6 +127,7 @@ class Membership:
             with suppress(KafkaException):  # what is not committed is read again, which does no harm
                 self._commit(asynchronous=False)
             self._consumer.close()
+            self._halves.close()
 
     def _commit(self, *, asynchronous: bool = True) -> None:
         with self._lock:
@@ -134,13 +141,10 @@ class Membership:
         first = self._consumer.poll(POLL_S)
         if first is None:
             return
-        found = []
-        messages: list[Any] = [first, *self._consumer.consume(_AT_ONCE, 0)]
+        found, messages = [], self._good([first, *self._consumer.consume(_AT_ONCE, 0)])
+        halves = self._left_out(messages)
         for message in messages:
-            if message.error() is not None:
-                self.trouble = message.error().str() if message.error().code() != KafkaError._PARTITION_EOF else ""
-                continue
-            asked = read_request(message, self._group)
+            asked = read_request(message, self._group, halves)
             with self._lock:
                 offsets = self._open.setdefault(message.partition(), {})
                 offsets[message.offset()] = asked is None
@@ -148,6 +152,32 @@ class Membership:
                 found.append(asked)
         if found and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._arrived, self._group, found)
+
+    def _good(self, messages: list[Any]) -> list[Any]:
+        for message in messages:
+            if message.error() is not None:
+                self.trouble = message.error().str() if message.error().code() != KafkaError._PARTITION_EOF else ""
+        return [message for message in messages if message.error() is None]
+
+    def _left_out(self, messages: list[Any]) -> Halves:
+        """The halves of requests that come without a body (kafkaCheckBodies = false), read until Kafka gives them."""
+        wanted: dict[int, list[int]] = {}
+        for message in messages:
+            place = place_elsewhere(message, self._group)
+            if place is not None:
+                wanted.setdefault(place.partition, []).append(place.half_offset)
+        halves: Halves = {}
+        while wanted and not self._stopping.is_set():
+            partition, half_offsets = next(iter(wanted.items()))
+            try:
+                found = self._halves.read(partition, half_offsets)
+            except KafkaException as error:
+                self.trouble = error.args[0].str()
+                self._stopping.wait(AGAIN_S)
+                continue
+            halves |= {Place(partition, half_offset): half for half_offset, half in found.items()}
+            del wanted[partition]
+        return halves
 
     def _pause(self, full: bool) -> None:
         """Still polled while it is paused: who does not poll for minutes is taken for dead."""
@@ -191,25 +221,42 @@ def _take_done(offsets: dict[int, bool]) -> int | None:
     return following
 
 
-def read_request(message: Any, group: str) -> Asked | None:
-    """A record of the check topic, if it is for this group."""
+def place_elsewhere(message: Any, group: str) -> Place | None:
+    """The half of a request for this group that comes without its body; None of any other record."""
     if (message.key() or b"") != group.encode():
         return None
     headers = headers_of(message)
-    partition, half_offset, count = (_number(headers, name) for name in (HALF_PARTITION, HALF_OFFSET, CHECK_COUNT))
-    if not (0 <= partition <= PARTITION_MAX and 0 <= half_offset <= HALF_OFFSET_MAX):
+    return _place(headers) if headers.get(BODY) == IN_HALF_TOPIC else None
+
+
+def read_request(message: Any, group: str, halves: Halves = _NO_HALVES) -> Asked | None:
+    """A record of the check topic, if it is for this group. `halves`: of requests that come without a body; one whose half is gone
+    is none."""
+    if (message.key() or b"") != group.encode():
         return None
-    properties = properties_of(message)
+    headers = headers_of(message)
+    place, count = _place(headers), _number(headers, CHECK_COUNT)
+    if place is None:
+        return None
+    whole = halves.get(place) if headers.get(BODY) == IN_HALF_TOPIC else message
+    if whole is None:
+        return None
+    properties = properties_of(whole)
     own = {PGROUP: group, REAL_TOPIC: headers.get(TOPIC, b"").decode("utf-8", "replace")}
     if KEY in headers:
         own[KEYS] = headers[KEY].decode("utf-8", "replace")
-    body = message.value() or b""
+    body = whole.value() or b""
     frame = Frame(
-        message.offset(), len(body), FrameKind.HALF, half_offset, max(message.timestamp()[1], 0), 1, 0,
+        message.offset(), len(body), FrameKind.HALF, place.half_offset, max(message.timestamp()[1], 0), 1, 0,
         {"born_at_ms": born_at_ms_of(headers), "group_no": 0}, body, {**properties, **own},
     )  # fmt: skip
-    request = CheckRequest(Place(partition, half_offset).number, 0, max(count, 0) + 1, frame)
+    request = CheckRequest(place.number, 0, max(count, 0) + 1, frame)
     return Asked(request, message.partition(), message.offset(), time.monotonic())
+
+
+def _place(headers: dict[str, bytes]) -> Place | None:
+    place = Place(_number(headers, HALF_PARTITION), _number(headers, HALF_OFFSET))
+    return place if 0 <= place.partition <= PARTITION_MAX and 0 <= place.half_offset <= HALF_OFFSET_MAX else None
 
 
 def _number(headers: dict[str, bytes], name: str) -> int:

@@ -69,6 +69,12 @@ class Kafka:
         "Prefix of the consumer group in which members of a producer group read check requests; the "
         "producer group follows.",
     )  # fmt: skip
+    kafka_check_bodies: bool = key(
+        "kafkaCheckBodies", "switch", "true",
+        "Whether check requests in kafkaCheckTopic carry body and headers of their half. Every client "
+        "that may read that topic sees them, whatever its producer group. false: endpoints read them "
+        "from the half topic; other members get topic, key and place of the half.",
+    )  # fmt: skip
     kafka_lease_group: str = key(
         "kafkaLeaseGroup", "text", '"escrow-lease"', "Consumer group of the drivers.",
     )  # fmt: skip

@@ -8,6 +8,8 @@ Until then the half is neither counted nor asked about again, however long a mem
 (`carried`). Where a group has committed nothing at all, or its offsets are not known, the half is asked about again in the next
 round, as a member may have begun behind the request; the newer request then takes the older one's place.
 
+Where a request lies is found by a look at the check topic that runs beside the shard (locating.py): until then it is `_sought`.
+
 All of this is in memory. A driver that takes over asks once more, and what the earlier one had not counted is not counted.
 """
 
@@ -15,7 +17,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -34,35 +37,54 @@ Committed = Mapping[Lane, int]
 
 
 class Requests:
-    """Of one shard; used under its lock. `lanes` may be asked from any thread."""
+    """Of one shard; used under its lock. `lanes` and `found` may be called from any thread."""
 
     def __init__(self, committed: Callable[[], Committed] = dict) -> None:
         self._committed = committed
         self._waiting: dict[Lane, dict[int, int]] = {}  # half offset → offset of its request
         self._looked: dict[Lane, int] = {}  # up to which committed offset a lane was gone through
         self._answered: set[int] = set()
+        self._sought: set[int] = set()
+        self._found: deque[tuple[Mapping[int, str], Array]] = deque()
 
-    def sent(self, placed: Array, groups: list[str]) -> None:
-        """Requests (asking.PLACED) that were written, and the group of each."""
-        for half_offset, partition, offset, group in zip(
-            *(placed[name].tolist() for name in placed.dtype.names), groups, strict=True
-        ):
-            lane = group, partition
-            self._waiting.setdefault(lane, {})[half_offset] = offset
-            self._looked.pop(lane, None)
+    def sent(self, half_offsets: Iterable[int]) -> None:
+        """Requests about these halves were written; `found` will tell where."""
+        self._sought.update(half_offsets)
+
+    def found(self, groups: Mapping[int, str], placed: Array) -> None:
+        """Where requests lie (asking.PLACED), and the group of each half that was looked for. Those without a place were not
+        found: they are asked about again, and not counted."""
+        self._found.append((groups, placed))
+
+    @property
+    def wait(self) -> bool:
+        """Whether some were written and not taken."""
+        self._note_found()
+        return bool(self._waiting or self._sought)
+
+    def _note_found(self) -> None:
+        while self._found:
+            groups, placed = self._found.popleft()
+            self._sought.difference_update(groups)
+            for half_offset, partition, offset in zip(*(placed[name].tolist() for name in placed.dtype.names), strict=True):
+                lane = groups[half_offset], partition
+                waiting = self._waiting.setdefault(lane, {})
+                waiting[half_offset] = max(offset, waiting.get(half_offset, offset))
+                self._looked.pop(lane, None)
 
     def lanes(self) -> list[Lane]:
         return list(self._waiting)
 
     def answered(self, half_offsets: Ints) -> None:
         """A member has answered that it does not know: it has taken the request, whatever is committed."""
-        if self._waiting:
+        if self.wait:
             self._answered.update(half_offsets.tolist())
 
     def take(self) -> Ints:
         """The halves whose requests were taken since the last call."""
+        self._note_found()
         committed, answered, found = self._committed(), self._answered, set[int]()
-        self._answered = set()
+        self._answered = answered & self._sought
         for lane, waiting in list(self._waiting.items()):
             behind = committed.get(lane, -1)
             if answered:
@@ -83,6 +105,7 @@ class Requests:
 
     def carried(self) -> Ints:
         """The halves whose requests wait in Kafka for a member that will come to them."""
+        self._note_found()
         committed = self._committed()
         found = [half for lane, waiting in self._waiting.items() if committed.get(lane, -1) >= 0 for half in waiting]
         return np.array(sorted(found), np.int64)
@@ -114,7 +137,7 @@ class CommittedOffsets:
             lanes = self._wanted()
             try:
                 self._known = reader.read(lanes) if lanes else {}
-                self._told = ""
+                self._tell(reader.trouble if lanes else "")
             except Unanswered as error:
                 self._known = {}  # who is not known is asked again, and not counted
                 self._tell(str(error))
@@ -125,8 +148,10 @@ class CommittedOffsets:
         reader.close()
 
     def _tell(self, trouble: str) -> None:
-        if trouble != self._told:
-            LOG.warning("what members have taken of the check topic cannot be asked for; checks are not counted: %s", trouble)
+        if trouble and trouble != self._told:
+            LOG.warning(
+                "what members have taken of the check topic is not known of all groups; their checks do not count: %s", trouble
+            )
         self._told = trouble
 
     def close(self) -> None:

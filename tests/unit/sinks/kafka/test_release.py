@@ -55,7 +55,8 @@ def test_very_many_checks_are_counted_by_several_ops_that_fit() -> None:
 
 def test_a_request_that_could_not_be_sent_is_not_looked_for_and_so_never_counted() -> None:
     trying, _ = attempt(refused={5: "the half is no longer in its partition"})
-    assert trying.places_of_requests(make_entries(RedoKind.CHECK, [5], [0], [0])) == b""
+    assert trying.requested(make_entries(RedoKind.CHECK, [5], [0], [0])) is None
+    assert trying.requested(make_entries(RedoKind.CHECK, [5, 6], [0, 0], [0, 0])).half_offsets == {6}
 
 
 def test_who_is_not_asked_is_not_counted() -> None:
