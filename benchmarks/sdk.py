@@ -30,10 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support import alternate, load, ratio, report, scratch, spread
-from escrow import Api, AsyncProducer, End, Message, Outcome, Producer
+from escrow import Api, AsyncProducer, End, Message, Outcome, Producer, _calls
 from escrow._loop import LoopTransport
 from escrow._transport import Server
-from escrow.api import posting_ends, posting_halves
 
 CALLERS = 64
 TRANSACTIONS = 6_400
@@ -108,8 +107,8 @@ async def own_request_throughput(url: str) -> float:
 
     async def transact() -> None:
         transport = own.popleft()
-        [half] = await transport.post(posting_halves("orders", [MESSAGE], [f"{time.monotonic_ns()}-{id(transport)}"]))
-        [answer] = await transport.post(posting_ends("orders", [End(half.id, Outcome.COMMIT)]))
+        [half] = await transport.perform(_calls.halves("orders", [MESSAGE], [f"{time.monotonic_ns()}-{id(transport)}"]))
+        [answer] = await transport.perform(_calls.ends("orders", [End(half.id, Outcome.COMMIT)]))
         assert answer.stands
         own.append(transport)
 

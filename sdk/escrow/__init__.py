@@ -12,7 +12,7 @@ docs/producers.md and docs/consumers.md teach them. The SDK imports none of the 
 
 from importlib.metadata import PackageNotFoundError, version
 
-from escrow._fetcher import Delivery, Pending
+from escrow._deliveries import Delivery, Pending
 from escrow._transport import tls_context
 from escrow.aio import AsyncConsumer, AsyncProducer, AsyncTransaction
 from escrow.api import Api

@@ -19,7 +19,7 @@ def require_message(message: object) -> None:
 
 
 def require_function(name: str, value: object, what: str, *, may_be_coroutine: bool) -> None:
-    """Something that can be called; in a thread's producer no coroutine function, whose result nobody would await."""
+    """Something that can be called; in a thread's producer no coroutine function: its result would not be awaited."""
     if not callable(value):
         raise _wrong(name, value, f"pass a function: {what}")
     # The flag, not inspect.iscoroutinefunction: that costs a microsecond for every transaction.

@@ -27,7 +27,7 @@ from escrow.messages import Check, End, EndAnswer, Outcome, outcome_of, remark_o
 
 log: Final = logging.getLogger("escrow.checks")
 
-#: Checks that one worker may have before it, as long as nobody knows how quick it is.
+#: Checks that one worker may have before it, as long as it is not known how quick it is.
 HELD_PER_WORKER: Final = 8
 #: Checks in hand, at most: what workers have before them that answer at once.
 HELD_MOST: Final = 512
@@ -192,7 +192,7 @@ class CheckLoop:
     def _asked(self, check: Check) -> End:
         try:
             outcome, remark = outcome_of(self._listener(check), "on_check")
-        except BaseException as error:  # sys.exit() in a listener included: it must not end this thread unheard
+        except BaseException as error:  # sys.exit() in a listener included: it must not end this thread silently
             log.warning("on_check failed for %s: it is answered UNKNOWN", check.id, exc_info=error)
             outcome, remark = Outcome.UNKNOWN, remark_of(error)
         return End(check.id, outcome, remark, from_check=True)
@@ -212,7 +212,7 @@ class CheckLoop:
         if error is None:
             for end, answer in zip(ends, said.result(), strict=True):
                 _noted(end, answer)
-        elif len(ends) > 1 and isinstance(error, Refused):  # perhaps for one of them: the others shall not hear of it
+        elif len(ends) > 1 and isinstance(error, Refused):  # perhaps for one of them: the others must not fail with it
             for end in ends:
                 self._say([end])
         else:
@@ -225,7 +225,7 @@ def _not_taken(ends: Sequence[End], error: BaseException) -> None:
 
 
 def _noted(end: End, answer: EndAnswer) -> None:
-    """COMMIT is the usual answer; that a message will never be seen, or is asked about again, somebody may want to know."""
+    """COMMIT is the usual answer. That a message will never be seen, or is asked about again, is worth a line."""
     if answer.stands or end.outcome is Outcome.UNKNOWN:
         level = logging.DEBUG if end.outcome is Outcome.COMMIT else logging.INFO
         log.log(level, "the check of %s was answered %s%s", end.id, end.outcome.name, f" ({end.remark})" if end.remark else "")

@@ -1,7 +1,7 @@
 """HTTP/1.1 over one connection: a request in one write, its answer read whole. What the SDK needs of it, and no more.
 
 The standard library's client parses an answer's head as it would a mail's, which alone costs more than everything here. An answer
-may come with a length, in chunks, or end with the connection. What follows a whole one belongs to nobody: the connection is closed.
+may come with a length, in chunks, or end with the connection. If anything follows it, the connection is closed.
 
 `answering` takes an answer apart without reading itself: it asks for bytes and is given them, by a thread that waits for a socket
 (`Connection`, here) or by an event loop (`escrow._loop`).

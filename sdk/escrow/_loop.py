@@ -1,30 +1,36 @@
-"""Batches and calls in an event loop: what `escrow._batching` and `escrow._transport` are for threads, and by the same rules.
+"""Calls in an event loop: what `escrow._transport` is for threads, and by the same rules.
 
-A task that sends through threads costs three times as much: each hand-over takes locks, and the threads fight with the loop for the
-interpreter (measured: 65 against 22 µs of the client for a transaction of 64 tasks). So nothing here leaves the loop.
-
-A request takes what waits when the loop comes round: tasks that were answered together, and go on at once, share the next one.
-Where several may be under way, another one begins when it would be full: smaller ones cost more than it brings that they overlap
-(64 tasks in two requests instead of one, measured: 94 instead of 70 µs of both sides for a transaction).
+A task that sends through threads costs three times as much: each hand-over takes locks, and the threads compete with the loop for
+the interpreter (measured: 65 against 22 µs of the client for a transaction of 64 tasks). So nothing here leaves the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
-from escrow._batching import BATCH_BYTES_MAX, check_limits, is_of_one
+from escrow._calls import Call
 from escrow._http1 import Answer, answering, request_of
 from escrow._transport import KEPT_MAX, Backoff, Request, Server, decoded, pause_after
-from escrow.api import Posting
-from escrow.errors import Closed, EscrowError, Unreachable
+from escrow.errors import Closed, EscrowError
 
-_Item = TypeVar("_Item")
-_Answer = TypeVar("_Answer")
+_T = TypeVar("_T")
+
+
+class LoopHome:
+    """The event loop that something is made in."""
+
+    def __init__(self) -> None:
+        self.loop, self.thread = asyncio.get_running_loop(), threading.get_ident()
+
+    def is_here(self) -> bool:
+        """Whether it is the one that runs here. (Before Python 3.12 `get_running_loop` is a system call, which a message would pay
+        for twice.)"""
+        quick = threading.get_ident() == self.thread and self.loop.is_running()
+        return quick or asyncio.get_running_loop() is self.loop
 
 
 class LoopConnection(asyncio.Protocol):
@@ -46,7 +52,7 @@ class LoopConnection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Nothing is due on it between two requests, so what has come is its end, or nobody's."""
+        """Nothing is due on it between two requests, so what has come is its end, or answers no request."""
         return self._wire is not None and not (self._ended or self._came)
 
     def close(self) -> None:
@@ -115,27 +121,29 @@ class LoopTransport:
         self._kept: list[LoopConnection] = []
         self._closed = False
 
-    async def post(self, posting: Posting[_Answer], give_up_at: float | None = None) -> list[_Answer]:
-        """What each item is answered; patience and repetition as in `Transport.call`."""
-        request = self._server.request("POST", posting.path, content=posting.content, media=posting.media)
+    async def perform(self, call: Call[_T], give_up_at: float | None = None) -> _T:
+        """What the answer says; patience and repetition as in `Transport.perform`."""
+        request = self._server.request(call)
         if give_up_at is None:
             give_up_at = time.monotonic() + self._server.retry_for_s
         backoff = Backoff()
         while True:
             try:
-                return posting.answers(await self._attempt(request))
+                answer = await self._attempt(request)
             except EscrowError as error:
-                pause_s = pause_after(error, posting.repeat, backoff)
+                pause_s = pause_after(error, call.repeat, backoff)
                 if pause_s is None or time.monotonic() + pause_s >= give_up_at:
                     raise
+            else:
+                return call.read(answer)
             await asyncio.sleep(pause_s)
 
     async def _attempt(self, request: Request) -> Any:
         if self._closed:
-            raise Closed("this producer is closed")
+            raise Closed("this producer or consumer is closed")
         connection: LoopConnection | None = None
         try:
-            async with asyncio.timeout(self._server.timeout_s):
+            async with asyncio.timeout(self._server.timeout_s + (request.wait_s or 0.0)):
                 connection = self._kept_one() or await LoopConnection.open(self._server)
                 answer = await connection.exchange(request.method, request.path, request.headers, request.content)
         except OSError as error:  # a TimeoutError is one
@@ -145,7 +153,7 @@ class LoopTransport:
             raise self._server.no_answer(request, error) from error
         except BaseException:
             if connection is not None:
-                connection.close()  # an answer may still come: it belongs to nobody
+                connection.close()  # an answer that still comes answers no request
             raise
         if connection.is_open:
             self._keep(connection)
@@ -172,181 +180,3 @@ class LoopTransport:
         for connection in self._kept:
             connection.close()
         self._kept.clear()
-
-
-@dataclass(slots=True)
-class _Parcel(Generic[_Item, _Answer]):
-    items: Sequence[_Item]
-    size_bytes: int
-    came_at: float
-    #: Nothing was under way when it came: it does not linger.
-    at_once: bool
-    future: asyncio.Future[list[_Answer]]
-
-
-class LoopBatcher(Generic[_Item, _Answer]):
-    """`await submit(items)` are the answers, in order; a parcel is all or none. Made and used in one event loop.
-
-    send(items, give_up_at) makes one request; its time ends at the monotonic time `give_up_at`.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        send: Callable[[Sequence[_Item], float], Awaitable[Sequence[_Answer]]],
-        *,
-        linger_s: float,
-        batch_max: int,
-        retry_for_s: float,
-        timeout_s: float,
-        under_way_max: int = 1,
-    ) -> None:
-        check_limits(linger_s, batch_max)
-        self._name, self._send = name, send
-        self._linger_s, self._batch_max, self._under_way_max = linger_s, batch_max, under_way_max
-        self._retry_for_s, self._late_after_s = retry_for_s, retry_for_s + timeout_s
-        self._loop = asyncio.get_running_loop()
-        self._waiting: deque[_Parcel[_Item, _Answer]] = deque()
-        self._waiting_items = self._waiting_bytes = 0
-        self._under_way: dict[asyncio.Task[None], list[_Parcel[_Item, _Answer]]] = {}
-        self._next: asyncio.Handle | None = None
-        #: Until then the next one waits for company, and would leave if it were full.
-        self._lingers = False
-        self._closing = False
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    def submit(self, items: Sequence[_Item], *, size_bytes: int = 0) -> asyncio.Future[list[_Answer]]:
-        """Answers to these items. Cancelling the future helps until they are taken."""
-        if self._closing:
-            raise Closed(f"{self._name}: closed")
-        future: asyncio.Future[list[_Answer]] = self._loop.create_future()
-        if not items:
-            future.set_result([])
-            return future
-        self._waiting.append(_Parcel(items, size_bytes, time.monotonic(), self._idle.is_set(), future))
-        self._waiting_items += len(items)
-        self._waiting_bytes += size_bytes
-        self._idle.clear()
-        if self._next is None or (self._lingers and self._is_full()):
-            self._arrange()
-        return future
-
-    def _is_full(self) -> bool:
-        """What waits is enough for a request."""
-        return self._waiting_items >= self._batch_max or self._waiting_bytes >= BATCH_BYTES_MAX
-
-    async def close(self, timeout_s: float) -> bool:
-        """What was handed in is still sent; what could not be in this time hears `Closed`. True when everything was."""
-        self._closing = True
-        self._arrange()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-            return True
-        except TimeoutError:
-            return False
-        finally:
-            self._abandon()
-
-    def _abandon(self) -> None:
-        if self._next is not None:
-            self._next.cancel()
-        for request in self._under_way:
-            request.cancel()
-        for parcel in self._waiting:
-            self._fail(parcel, Closed(f"{self._name}: closed before this was sent"))
-        self._waiting.clear()
-        self._waiting_items = self._waiting_bytes = 0
-
-    def _arrange(self) -> None:
-        """Have the next request sent: when the loop comes round, or when the oldest parcel has lingered."""
-        if not self._waiting or len(self._under_way) >= self._under_way_max:
-            return
-        if self._under_way and not self._is_full() and not self._closing:
-            return
-        if self._next is not None:
-            self._next.cancel()
-        oldest = self._waiting[0]
-        lingers_s = oldest.came_at + self._linger_s - time.monotonic()
-        self._lingers = not (oldest.at_once or lingers_s <= 0 or self._closing or self._is_full())
-        self._next = self._loop.call_later(lingers_s, self._go) if self._lingers else self._loop.call_soon(self._go)
-
-    def _go(self) -> None:
-        self._next = None
-        self._begin()
-        while self._waiting and self._is_full() and len(self._under_way) < self._under_way_max:
-            self._begin()
-        self._arrange()
-
-    def _begin(self) -> None:
-        parcels = self._take()
-        request = self._loop.create_task(self._deliver(parcels))
-        self._under_way[request] = parcels
-        request.add_done_callback(self._over)
-
-    def _over(self, request: asyncio.Task[None]) -> None:
-        parcels = self._under_way.pop(request)
-        if request.cancelled():  # maybe before it began: we were closed, or the event loop ends and nothing may begin any more
-            for parcel in parcels:
-                self._fail(parcel, Closed(f"{self._name}: closed before this was answered"))
-            self._abandon()
-        self._arrange()
-        if not self._waiting and not self._under_way:
-            self._idle.set()
-
-    def _take(self) -> list[_Parcel[_Item, _Answer]]:
-        """As many as make one request."""
-        taken: list[_Parcel[_Item, _Answer]] = []
-        count = size_bytes = 0
-        while self._waiting:
-            parcel = self._waiting[0]
-            count, size_bytes = count + len(parcel.items), size_bytes + parcel.size_bytes
-            if taken and (count > self._batch_max or size_bytes > BATCH_BYTES_MAX):
-                break
-            self._waiting.popleft()
-            self._waiting_items -= len(parcel.items)
-            self._waiting_bytes -= parcel.size_bytes
-            if parcel.future.cancelled():
-                count, size_bytes = count - len(parcel.items), size_bytes - parcel.size_bytes
-            else:
-                taken.append(parcel)
-        return taken
-
-    async def _deliver(self, parcels: list[_Parcel[_Item, _Answer]]) -> None:
-        """Send parcels as one request, or as few as the culprits among them allow."""
-        patient = self._without_late(parcels)
-        if not patient:
-            return
-        try:
-            items = [item for parcel in patient for item in parcel.items]
-            answers = await self._send(items, patient[-1].came_at + self._retry_for_s)
-        except Exception as error:
-            if len(patient) > 1 and is_of_one(error):
-                middle = len(patient) // 2
-                await self._deliver(patient[:middle])
-                await self._deliver(patient[middle:])
-                return
-            for parcel in patient:
-                self._fail(parcel, error)
-        else:
-            at = 0
-            for parcel in patient:
-                if not parcel.future.done():  # its task was cancelled
-                    parcel.future.set_result(list(answers[at : at + len(parcel.items)]))
-                at += len(parcel.items)
-
-    def _without_late(self, parcels: list[_Parcel[_Item, _Answer]]) -> list[_Parcel[_Item, _Answer]]:
-        """A task whose time went by while others were being served is told so, and nothing of its is sent."""
-        late_from = time.monotonic() - self._late_after_s
-        for parcel in parcels:
-            if parcel.came_at <= late_from:
-                message = f"{self._name}: could not be sent within {self._late_after_s} s"
-                self._fail(parcel, Unreachable(message, maybe_done=False))
-        return [parcel for parcel in parcels if not parcel.future.done()]
-
-    @staticmethod
-    def _fail(parcel: _Parcel[_Item, _Answer], error: BaseException) -> None:
-        if not parcel.future.done():
-            parcel.future.set_exception(error)
-            parcel.future.exception()  # whoever does not wait for it any more has nothing to be reminded of

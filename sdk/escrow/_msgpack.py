@@ -10,7 +10,7 @@ MEDIA: Final = "application/msgpack"
 
 
 def text(value: str) -> bytes:
-    # Half a surrogate pair goes on its way: Escrow refuses it, and only who sent it hears of it.
+    # Half a surrogate pair goes on its way: Escrow refuses it, and only its sender gets the error.
     content = value.encode("utf-8", "surrogatepass")
     size = len(content)
     if size < 32:

@@ -1,30 +1,28 @@
-"""What `Producer` stands on: one set of connections, batches and threads.
+"""What `Producer` is built on: one set of connections, batches and threads.
 
-`AsyncProducer` has its check-backs answered by it, and sends in its event loop (`LoopEngine`)."""
+An `AsyncProducer` sends in its event loop (`LoopEngine`); its check-backs are answered by the threads of an `Engine`."""
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import itertools
 import logging
-import os
 import secrets
-import socket
-import ssl
-import threading
 import time
-import weakref
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from typing import Final, Protocol, TypedDict
+from typing import Any, Final
 
+from escrow import _calls
 from escrow._arguments import require_message
+from escrow._batch_policy import Limits
 from escrow._batching import Batcher
 from escrow._checking import CheckLoop
-from escrow._loop import LoopBatcher, LoopTransport
+from escrow._exits import close_at_exit, own_name, was_closed
+from escrow._loop import LoopHome, LoopTransport
+from escrow._loop_batching import LoopBatcher
 from escrow._otel import carrying
-from escrow.api import Api, posting_ends, posting_halves, posting_messages
+from escrow.api import Api
 from escrow.messages import Check, End, EndAnswer, Half, Message, Position
 
 log: Final = logging.getLogger("escrow.producer")
@@ -33,77 +31,22 @@ log: Final = logging.getLogger("escrow.producer")
 _MESSAGE_BYTES: Final = 256
 #: So many messages, and as many ends, may be under way in an event loop, and two requests of each at least.
 _UNDER_WAY: Final = 128
-#: How long leaving the interpreter may be held up by a producer or consumer that nobody closed.
-_EXIT_S: Final = 2.0
-
-
-class Closable(Protocol):
-    def close(self, timeout_s: float) -> bool: ...
-
-
-_open: Final[weakref.WeakSet[Closable]] = weakref.WeakSet()
-
-
-def close_at_exit(thing: Closable) -> None:
-    """The threads are daemons and would be frozen in the middle of something; closing them first is cleaner."""
-    _open.add(thing)
-
-
-def _close_all() -> None:
-    for thing in list(_open):
-        thing.close(_EXIT_S)
-
-
-atexit.register(_close_all)
-# A forked child has the parent's producers, but none of their threads; ending must not shut the parent's sockets down.
-os.register_at_fork(after_in_child=_open.clear)
-
-
-def own_name() -> str:
-    """A name for this member or consumer that nobody else has, and that an operator can find."""
-    return f"{socket.gethostname()[:64]}-{os.getpid()}-{secrets.token_hex(4)}"
-
-
 #: A message and the dedup_key under which it is sent, again and again if need be.
 _Keyed = tuple[Message, str]
-
-
-class Limits(TypedDict):
-    """Of every batch; `Producer` says what they mean."""
-
-    linger_s: float
-    batch_max: int
-    retry_for_s: float
-    timeout_s: float
 
 
 class Engine:
     """Halves, messages and ends in shared requests; check requests in the background."""
 
-    def __init__(
-        self,
-        url: str,
-        group: str,
-        *,
-        token: str | Callable[[], str] | None = None,
-        tls: ssl.SSLContext | None = None,
-        linger_s: float = 0.0,
-        batch_max: int = 256,
-        timeout_s: float = 10.0,
-        retry_for_s: float = 30.0,
-    ) -> None:
+    def __init__(self, api: Api, group: str, limits: Limits) -> None:
         if not group:
             raise ValueError("group: is empty; name the producer group that ends these transactions and is asked about them")
-        self.group = group
+        self.api, self.group, self.limits = api, group, limits
         #: 96 bits in 16 characters: a key is stored with its half.
         self._key_prefix, self._key_numbers = secrets.token_urlsafe(12), itertools.count()
-        self.api = Api(url, token=token, tls=tls, timeout_s=timeout_s, retry_for_s=retry_for_s)
-        self.limits: Limits = {
-            "linger_s": linger_s, "batch_max": batch_max, "retry_for_s": retry_for_s, "timeout_s": timeout_s
-        }  # fmt: skip
-        self._halves: Batcher[_Keyed, Half] = Batcher("halves", self._send_halves, **self.limits)
-        self._messages: Batcher[Message, Position] = Batcher("messages", self._send_messages, **self.limits)
-        self._ends: Batcher[End, EndAnswer] = Batcher("ends", self._send_ends, **self.limits)
+        self._halves: Batcher[_Keyed, Half] = Batcher("halves", self._send_halves, limits)
+        self._messages: Batcher[Message, Position] = Batcher("messages", self._send_messages, limits)
+        self._ends: Batcher[End, EndAnswer] = Batcher("ends", self._send_ends, limits)
         self._checks: CheckLoop | None = None
         self._unasked: list[str] = []
         self.warn_unasked("pass on_check, or see that another member, a webhook or a check listener answers for this group")
@@ -120,7 +63,7 @@ class Engine:
     def _send_ends(self, _: Hashable, ends: Sequence[End], give_up_at: float) -> list[EndAnswer]:
         return self.api.end(self.group, ends, give_up_at=give_up_at)
 
-    # --- for the faces ----------------------------------------------------------------------------------------------------
+    # --- for producers ----------------------------------------------------------------------------------------------------
     def send_halves(self, messages: Sequence[Message]) -> list[Half]:
         messages = _carried(messages)
         return self._halves.answers(self.keyed(messages), size_bytes=_size_bytes(messages))
@@ -166,7 +109,7 @@ class Engine:
 
         1  no more check requests; those in hand are answered
         2  everything that was handed in is sent
-        3  what could not be sent in time hears `Closed`, the connections are closed
+        3  what could not be sent in time gets `Closed`, the connections are closed
         """
         if self.api.transport.server.home.is_left:
             return True
@@ -177,7 +120,7 @@ class Engine:
         for left in (self._halves, self._messages, self._ends):  # 3
             left.abandon()
         self.api.close()
-        _open.discard(self)
+        was_closed(self)
         return done
 
 
@@ -186,32 +129,27 @@ class LoopEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._group = engine, engine.group
-        self.loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-        under_way_max = max(2, _UNDER_WAY // engine.limits["batch_max"])
+        self.home = LoopHome()
+        limits, under_way_max = engine.limits, max(2, _UNDER_WAY // engine.limits.batch_max)
         self._transport = LoopTransport(engine.api.transport.server)
-        # Ordinary messages stay in the order that they were handed in. For halves it is their commits that count, and who has not
-        # awaited the first commit cannot expect it to come before the second.
-        self._halves: LoopBatcher[_Keyed, Half] = LoopBatcher(
-            "halves", self._send_halves, under_way_max=under_way_max, **engine.limits
-        )
-        self._messages: LoopBatcher[Message, Position] = LoopBatcher("messages", self._send_messages, **engine.limits)
-        self._ends: LoopBatcher[End, EndAnswer] = LoopBatcher("ends", self._send_ends, under_way_max=under_way_max, **engine.limits)
+        # Ordinary messages stay in the order that they were handed in. For halves it is their commits that count, and a task that
+        # has not awaited the first commit cannot expect it to come before the second.
+        self._halves: LoopBatcher[_Keyed, Half] = LoopBatcher("halves", self._send_halves, limits, under_way_max=under_way_max)
+        self._messages: LoopBatcher[Message, Position] = LoopBatcher("messages", self._send_messages, limits)
+        self._ends: LoopBatcher[End, EndAnswer] = LoopBatcher("ends", self._send_ends, limits, under_way_max=under_way_max)
 
-    def is_here(self) -> bool:
-        """Whether its loop is the one that runs here. (Before Python 3.12 `get_running_loop` is a system call, which a message
-        would pay for twice.)"""
-        quick = threading.get_ident() == self._thread and self.loop.is_running()
-        return quick or asyncio.get_running_loop() is self.loop
-
-    async def _send_halves(self, keyed: Sequence[_Keyed], give_up_at: float) -> list[Half]:
+    async def _send_halves(self, _: Hashable, keyed: Sequence[_Keyed], give_up_at: float) -> list[Half]:
         messages, keys = zip(*keyed, strict=True)
-        return await self._transport.post(posting_halves(self._group, messages, keys), give_up_at)
+        return await self._transport.perform(_calls.halves(self._group, messages, keys), give_up_at)
 
-    async def _send_messages(self, messages: Sequence[Message], give_up_at: float) -> list[Position]:
-        return await self._transport.post(posting_messages(self._group, messages), give_up_at)
+    async def _send_messages(self, _: Hashable, messages: Sequence[Message], give_up_at: float) -> list[Position]:
+        return await self._transport.perform(_calls.messages(self._group, messages), give_up_at)
 
-    async def _send_ends(self, ends: Sequence[End], give_up_at: float) -> list[EndAnswer]:
-        return await self._transport.post(posting_ends(self._group, ends), give_up_at)
+    async def _send_ends(self, _: Hashable, ends: Sequence[End], give_up_at: float) -> list[EndAnswer]:
+        return await self._transport.perform(_calls.ends(self._group, ends), give_up_at)
+
+    async def state(self, id: str) -> dict[str, Any]:
+        return await self._transport.perform(_calls.transaction(id))
 
     def send_halves(self, messages: Sequence[Message]) -> asyncio.Future[list[Half]]:
         messages = _carried(messages)
@@ -225,7 +163,7 @@ class LoopEngine:
         return self._ends.submit(ends)
 
     async def close(self, timeout_s: float) -> bool:
-        """What was handed in is sent; what could not be in time hears `Closed`."""
+        """What was handed in is sent; what could not be in time gets `Closed`."""
         done = await asyncio.gather(*[batcher.close(timeout_s) for batcher in (self._halves, self._messages, self._ends)])
         self._transport.close()
         return all(done)

@@ -1,6 +1,6 @@
 """HTTP calls over kept connections: one call is one or more attempts, until an answer, a refusal or the end of patience.
 
-    Transport.call
+    Transport.perform
       1  take a kept connection that is still open, or connect
       2  send, read the whole answer, keep the connection
       3  an answer of 2xx is decoded; any other becomes an error of escrow.errors
@@ -21,33 +21,23 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Final
-from urllib.parse import quote, urlencode, urlsplit
+from typing import Any, Final, TypeVar
+from urllib.parse import urlencode, urlsplit
 
+from escrow._calls import JSON, Call, Repeat
 from escrow._forks import Home
 from escrow._http1 import Answer, Connection, authority
 from escrow.errors import BadAnswer, Closed, EscrowError, Refused, Unreachable, refusal
 from escrow.messages import to_json
 
-JSON: Final = "application/json"
-#: Connections kept for the next call; more may be open while calls are under way. Escrow closes those that nobody uses.
+_T = TypeVar("_T")
+
+#: Connections kept for the next call; more may be open while calls are under way. Escrow closes idle ones.
 KEPT_MAX: Final = 256
 #: How much of an answer that is no JSON is shown.
 SHOWN_CHARACTERS: Final = 200
 #: Statuses that may pass by themselves. A 500 is a defect: it would come again.
 _PASSING: Final = frozenset({429, 502, 503, 504})
-
-
-class Repeat(Enum):
-    """When a failed attempt may be followed by another."""
-
-    #: Carrying it out twice does no harm: it has a dedup_key, or it only says again what was said.
-    ALWAYS = "always"
-    #: Only where it was certainly not carried out: no connection, or Escrow said so.
-    IF_NOT_DONE = "if not done"
-    #: The caller has a loop of its own.
-    NEVER = "never"
 
 
 class Aborted(Unreachable):
@@ -78,11 +68,6 @@ def tls_context(*, ca_file: str | None = None, cert_file: str | None = None, key
     return context
 
 
-def path_of(*parts: str) -> str:
-    """A path whose parts are quoted: names of groups and topics come from users."""
-    return "/" + "/".join(quote(part, safe="") for part in parts)
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     method: str
@@ -94,7 +79,7 @@ class Request:
 
 
 class Server:
-    """Where Escrow is and who we are to it: what each request and each connection need to know."""
+    """Where Escrow is, and the token: what each request and each connection need to know."""
 
     def __init__(
         self,
@@ -117,27 +102,18 @@ class Server:
         self.url, self._token, self.timeout_s, self.retry_for_s = url, token, timeout_s, retry_for_s
         self.home = Home()
 
-    def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, object] | None = None,
-        content: object = None,
-        media: str = JSON,
-        wait_s: float | None = None,
-    ) -> Request:
-        target = self._prefix + path
-        if query:
-            target += "?" + urlencode({name: value for name, value in query.items() if value is not None})
+    def request(self, call: Call[Any]) -> Request:
+        target = self._prefix + call.path
+        if call.query:
+            target += "?" + urlencode({name: value for name, value in call.query.items() if value is not None})
         headers = {"Accept": JSON}
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token() if callable(self._token) else self._token}"
         body = None
-        if content is not None:
-            headers["Content-Type"] = media
-            body = content if isinstance(content, bytes) else to_json(content)
-        return Request(method, target, body, headers, wait_s)
+        if call.content is not None:
+            headers["Content-Type"] = call.media
+            body = call.content if isinstance(call.content, bytes) else to_json(call.content)
+        return Request(call.method, target, body, headers, call.wait_s)
 
     def no_connection(self, error: Exception) -> Unreachable:
         return Unreachable(f"{self.url}: no connection ({error})", maybe_done=False)
@@ -159,31 +135,22 @@ class Transport:
         self._changed, self._closed = threading.Condition(self._lock), False
 
     # --- calls ------------------------------------------------------------------------------------------------------------
-    def call(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, object] | None = None,
-        content: object = None,
-        media: str = JSON,
-        repeat: Repeat = Repeat.ALWAYS,
-        give_up_at: float | None = None,
-        wait_s: float | None = None,
-    ) -> Any:
-        """The decoded answer. No attempt begins after the monotonic time `give_up_at` (without it: `retry_for_s` from now) but the
-        first one; each may take `timeout_s`."""
-        request = self.server.request(method, path, query=query, content=content, media=media, wait_s=wait_s)
+    def perform(self, call: Call[_T], give_up_at: float | None = None) -> _T:
+        """What the answer says. No attempt begins after the monotonic time `give_up_at` (without it: `retry_for_s` from now) but
+        the first one; each may take `timeout_s`."""
+        request = self.server.request(call)
         if give_up_at is None:
             give_up_at = time.monotonic() + self.server.retry_for_s
         backoff = Backoff()
         while True:
             try:
-                return self._attempt(request)  # 1 to 3
+                answer = self._attempt(request)  # 1 to 3
             except EscrowError as error:
-                pause_s = pause_after(error, repeat, backoff)  # 4
+                pause_s = pause_after(error, call.repeat, backoff)  # 4
                 if pause_s is None or time.monotonic() + pause_s >= give_up_at:
                     raise
+            else:
+                return call.read(answer)
             if self._pause(pause_s):
                 raise Closed("closed while waiting to try again")
 
@@ -211,7 +178,7 @@ class Transport:
                 raise
             raise self.server.no_answer(request, error) from error
         except BaseException:
-            connection.close()  # an interrupt in the middle: what comes next on this connection belongs to nobody
+            connection.close()  # an interrupt in the middle: what comes next on this connection answers no request
             raise
         self._keep(connection)
         return decoded(answer)  # 3

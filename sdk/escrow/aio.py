@@ -1,33 +1,31 @@
-"""The asyncio twins of `Producer` and `Consumer`. The producer sends in the event loop itself; checks are answered, and messages
-consumed, by the same threads as there, whose futures are awaited. Nothing here blocks the event loop.
+"""The asyncio twins of `Producer` and `Consumer`. Both work in the event loop itself. Only check requests are polled for by
+threads, which call plain listeners; coroutine listeners run in the event loop. Nothing here blocks it.
 
     async with escrow.AsyncProducer("http://127.0.0.1:7480", "orders", on_check=answer) as producer:
         async with producer.transaction(Message("order-paid", "order 42")) as tx:
             await store_order(tx.id)
 
 Tasks that send at the same time share requests, as threads do. What is raised and when is told in `escrow.producer`. A task that
-is cancelled after its half was sent says UNKNOWN: check-back settles it. A producer belongs to the event loop that first used it.
+is cancelled after its half was sent says UNKNOWN: check-back settles it. Both belong to the event loop that first used them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import ssl
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, overload
-from weakref import WeakKeyDictionary
+from typing import Any, Self, TypeVar, overload
 
+from escrow import _calls
 from escrow._arguments import require_function, require_message
-from escrow._fetcher import Delivery, Held, Intake
+from escrow._consuming import ConsumerBase
+from escrow._deliveries import Delivery, Held
+from escrow._loop_fetcher import LoopIntake
 from escrow._otel import span
-from escrow._sender import Engine, LoopEngine
-from escrow.consumer import as_topics
+from escrow._producing import RETURNS_OUTCOME, Begun, ProducerBase, checked, log, say_unknown
+from escrow._sender import LoopEngine
 from escrow.errors import Closed, EscrowError
 from escrow.messages import (
     Check,
@@ -42,7 +40,6 @@ from escrow.messages import (
     outcome_of,
     remark_of,
 )
-from escrow.producer import RETURNS_OUTCOME, Begun, checked, log, say_unknown
 
 _T = TypeVar("_T")
 _Arg = TypeVar("_Arg")
@@ -51,53 +48,22 @@ _Arg = TypeVar("_Arg")
 AsyncListener = Callable[[Check], Outcome | Awaitable[Outcome | None] | None]
 
 
-class AsyncProducer:
+class AsyncProducer(ProducerBase[AsyncListener]):
     """`Producer` for asyncio: the same arguments. Check-backs are answered from `async with` (or `start()`) on."""
 
-    def __init__(
-        self,
-        url: str,
-        group: str,
-        *,
-        on_check: AsyncListener | None = None,
-        token: str | Callable[[], str] | None = None,
-        tls: ssl.SSLContext | None = None,
-        linger_s: float = 0.0,
-        batch_max: int = 256,
-        timeout_s: float = 10.0,
-        retry_for_s: float = 30.0,
-        member: str | None = None,
-        check_threads: int = 4,
-        check_wait_s: float = 30.0,
-    ) -> None:
-        if on_check is not None:
-            require_function("on_check", on_check, "it gets a Check and returns an Outcome", may_be_coroutine=True)
-        self._engine = Engine(
-            url,
-            group,
-            token=token,
-            tls=tls,
-            linger_s=linger_s,
-            batch_max=batch_max,
-            timeout_s=timeout_s,
-            retry_for_s=retry_for_s,
-        )
-        if on_check is not None:
-            self._engine.warn_unasked("use `async with`, or await start(): on_check is not called before that")
-        self._on_check, self._member = on_check, member
-        self._check_threads, self._check_wait_s = check_threads, check_wait_s
-        self._bound: LoopEngine | None = None
-        self._home, self._closed = self._engine.api.transport.server.home, False
+    _awaits = True
+    _on_check: AsyncListener | None = None
+    _bound: LoopEngine | None = None
+    _closed = False
 
-    @property
-    def group(self) -> str:
-        return self._engine.group
+    def _listen_to(self, on_check: AsyncListener) -> None:
+        self._on_check = on_check
+        self._engine.warn_unasked("use `async with`, or await start(): on_check is not called before that")
 
     async def start(self) -> None:
         """Begin to answer check requests, in this event loop. `async with` does it."""
         if self._on_check is not None:
-            listener = _in_loop(self._on_check, asyncio.get_running_loop())
-            self._engine.listen(listener, self._member, threads=self._check_threads, wait_s=self._check_wait_s)
+            self._listen(_in_loop(self._on_check, asyncio.get_running_loop()))
             self._on_check = None
 
     async def __aenter__(self) -> Self:
@@ -113,7 +79,7 @@ class AsyncProducer:
         # First the checks: a coroutine that answers one may send.
         done = await asyncio.to_thread(self._engine.close, timeout_s)
         self._closed = True
-        if self._bound is not None and self._bound.is_here():
+        if self._bound is not None and self._bound.home.is_here():
             done = await self._bound.close(max(0.0, give_up_at - time.monotonic())) and done
         return done
 
@@ -121,13 +87,13 @@ class AsyncProducer:
         """The engine of this event loop."""
         if self._closed:
             raise Closed("this producer is closed")
-        self._home.refuse_elsewhere()
+        self._engine.api.transport.server.home.refuse_elsewhere()
         bound = self._bound
-        return bound if bound is not None and bound.is_here() else self._bind()
+        return bound if bound is not None and bound.home.is_here() else self._bind()
 
     def _bind(self) -> LoopEngine:
         """To the event loop that runs; to another one only where the one before was closed, as by a second `asyncio.run`."""
-        if self._bound is not None and not self._bound.loop.is_closed():
+        if self._bound is not None and not self._bound.home.loop.is_closed():
             raise Closed("this producer is used in another event loop: make one in each")
         self._bound = LoopEngine(self._engine)
         return self._bound
@@ -198,7 +164,7 @@ class AsyncProducer:
 
     async def state(self, id: str) -> dict[str, Any]:
         """State and history of one transaction, as Escrow has them."""
-        return await asyncio.to_thread(self._engine.api.transaction, id)
+        return await self._here().state(id)
 
 
 class AsyncTransaction(Begun):
@@ -232,7 +198,7 @@ class AsyncTransaction(Begun):
         return await self._say(Outcome.COMMIT, "")
 
     async def rollback(self, remark: str = "") -> TransactionResult:
-        """Say ROLLBACK now: nobody will ever see the message."""
+        """Say ROLLBACK now: the message will never be seen."""
         return await self._say(Outcome.ROLLBACK, remark)
 
     async def unknown(self, remark: str = "") -> TransactionResult:
@@ -245,46 +211,24 @@ class AsyncTransaction(Begun):
         return checked(self.result)
 
 
-class AsyncConsumer:
-    """`Consumer` for asyncio: the same arguments, `async for` instead of `for`. `await message.ack()`, or do not wait for it."""
+class AsyncConsumer(ConsumerBase):
+    """`Consumer` for asyncio: the same arguments, `async for` instead of `for`. `await message.ack()`, or do not wait for it.
 
-    def __init__(
-        self,
-        url: str,
-        topics: str | Sequence[str],
-        group: str,
-        *,
-        auto_ack: bool = True,
-        consumer: str | None = None,
-        token: str | Callable[[], str] | None = None,
-        tls: ssl.SSLContext | None = None,
-        tags: str = "",
-        start: str | int | None = None,
-        prefetch: int = 32,
-        visibility_s: float = 30.0,
-        extend_for_s: float = 600.0,
-        idle_s: float | None = None,
-        wait_s: float = 30.0,
-        timeout_s: float = 10.0,
-        retry_for_s: float = 30.0,
-    ) -> None:
-        self._auto_ack, self._idle_s = auto_ack, idle_s
-        self._intake = Intake(
-            url,
-            as_topics(topics),
-            group,
-            consumer=consumer,
-            token=token,
-            tls=tls,
-            tags=tags,
-            start=start,
-            prefetch=prefetch,
-            visibility_s=visibility_s,
-            extend_for_s=extend_for_s,
-            wait_s=wait_s,
-            timeout_s=timeout_s,
-            retry_for_s=retry_for_s,
-        )
+    Everything runs in the event loop that first used it."""
+
+    _bound: LoopIntake | None = None
+    _closed = False
+
+    def _here(self) -> LoopIntake:
+        """The intake of this event loop."""
+        if self._closed:
+            raise Closed("this consumer is closed")
+        self._server.home.refuse_elsewhere()
+        if self._bound is None or not self._bound.home.is_here():
+            if self._bound is not None and not self._bound.home.loop.is_closed():
+                raise Closed("this consumer is used in another event loop: make one in each")
+            self._bound = LoopIntake(self._server, self._reading)
+        return self._bound
 
     async def __aenter__(self) -> Self:
         return self
@@ -293,8 +237,11 @@ class AsyncConsumer:
         await self.close()
 
     async def close(self, timeout_s: float = 10.0) -> bool:
-        """Send the acks, give back what is in hand, end the threads. Loops end. True when that was done in time."""
-        return await asyncio.to_thread(self._intake.close, timeout_s)
+        """Send the acks, give back what is in hand. Loops end. True when that was done in time."""
+        self._closed = True
+        if self._bound is None or not self._bound.home.is_here():
+            return True
+        return await self._bound.close(timeout_s)
 
     async def __aiter__(self) -> AsyncIterator[Delivery]:
         """Messages, until close() or, with `idle_s`, until there are none."""
@@ -312,26 +259,28 @@ class AsyncConsumer:
 
     async def take(self, timeout_s: float | None = None) -> Delivery | None:
         """The next message; None when none came in this time. It is yours to ack."""
-        taker = self._intake.take()
+        intake = self._here()
+        taker = intake.take()
         try:
             async with asyncio.timeout(timeout_s):
-                return await _wait(taker)
+                return await taker
         except TimeoutError:
-            self._intake.put_back(taker)
+            intake.put_back(taker)
             return None
         except asyncio.CancelledError:
-            self._intake.put_back(taker)
+            intake.put_back(taker)
             raise
 
     async def seek(self, to: str | int, *, topic: str | None = None) -> None:
         """Put the whole group to "earliest", "latest" or a time (milliseconds, or RFC 3339); for one topic or all."""
-        await asyncio.to_thread(self._intake.seek, to, self._intake.topics if topic is None else [topic])
+        await self._here().seek(to, self._reading.topics if topic is None else [topic])
 
     async def dead_letters(self) -> AsyncIterator[DeadLetter]:
         """Messages that the group was given too often, oldest first."""
         after: str | None = None
         while True:
-            letters, after = await asyncio.to_thread(self._intake.api.dead_letters, self._intake.group, after=after)
+            call = _calls.dead_letters(self._reading.group, after=after)
+            letters, after = await self._here().transport.perform(call)
             for letter in letters:
                 yield letter
             if after is None:
@@ -339,55 +288,9 @@ class AsyncConsumer:
 
     async def replay_dead_letters(self, ids: Sequence[str]) -> int:
         """Deliver dead letters to the group again; how many will be."""
-        return await asyncio.to_thread(self._intake.api.replay_dead_letters, self._intake.group, ids)
-
-
-class _Arrivals:
-    """Results that the engine's threads bring to tasks of one event loop. Those that come together wake it once: a wake for each
-    costs more than all the rest of a message."""
-
-    def __init__(self) -> None:
-        self._arrived: deque[tuple[asyncio.Future[Any], Future[Any]]] = deque()
-        self._called = False
-
-    def wait(self, future: Future[_T]) -> Awaitable[_T]:
-        """Await an engine's future. Cancelling takes what has not been sent yet out of its batch."""
-        waiter: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        waiter.add_done_callback(lambda waiter: future.cancel() if waiter.cancelled() else None)
-        future.add_done_callback(lambda future: self._arrive(waiter, future))
-        return waiter
-
-    def _arrive(self, waiter: asyncio.Future[Any], future: Future[Any]) -> None:
-        self._arrived.append((waiter, future))
-        if not self._called:
-            self._called = True
-            with suppress(RuntimeError):  # the loop was closed: nobody waits any more
-                waiter.get_loop().call_soon_threadsafe(self._hand_out)
-
-    def _hand_out(self) -> None:
-        self._called = False  # first: what arrives from now on calls again
-        while self._arrived:
-            waiter, future = self._arrived.popleft()
-            if waiter.done():
-                continue
-            if future.cancelled():
-                waiter.cancel()
-            elif (error := future.exception()) is not None:
-                waiter.set_exception(error)
-            else:
-                waiter.set_result(future.result())
-
-
-#: By event loop, which a producer may outlive.
-_arrivals: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Arrivals]] = WeakKeyDictionary()
-
-
-def _wait(future: Future[_T]) -> Awaitable[_T]:
-    loop = asyncio.get_running_loop()
-    arrivals = _arrivals.get(loop)
-    if arrivals is None:
-        arrivals = _arrivals[loop] = _Arrivals()
-    return arrivals.wait(future)
+        if not ids:
+            return 0  # Escrow takes no empty list
+        return await self._here().transport.perform(_calls.replay_dead_letters(self._reading.group, ids))
 
 
 def _in_loop(on_check: AsyncListener, loop: asyncio.AbstractEventLoop) -> Callable[[Check], object]:

@@ -41,7 +41,7 @@ ROLLED_BACK: Final = "rolled_back"
 #: How a driver writes the parameter `{name}` with the number `{number}`.
 _PLACEHOLDERS: Final = {"qmark": "?", "format": "%s", "pyformat": "%({name})s", "named": ":{name}", "numeric": ":{number}"}
 _BY_NAME: Final = ("pyformat", "named")
-#: Errors that say "somebody else holds this row": lock_not_available, query_canceled, deadlock, serialization.
+#: Errors that say "another transaction holds this row": lock_not_available, query_canceled, deadlock, serialization.
 _LOCK_SQLSTATES: Final = frozenset({"55P03", "57014", "40P01", "40001"})
 #: The same in MySQL and MariaDB: lock wait timeout, deadlock, nowait.
 _LOCK_ERRNOS: Final = frozenset({1205, 1213, 3572})
@@ -108,9 +108,9 @@ class Barrier:
         """What became of this transaction. `connect()` gives a connection for this answer alone; it is closed here (a context
         manager, such as a pool's, is entered and left).
 
-        1  insert `rolled_back` and commit: nobody had a row, and nobody will have one
-        2  somebody had one: its state is the answer
-        3  somebody may have one, and holds a lock: UNKNOWN
+        1  insert `rolled_back` and commit: there was no row, and there will be none of the local transaction
+        2  there was one: its state is the answer
+        3  another transaction may have one, and holds a lock: UNKNOWN
         """
         with _opened(connect()) as connection:
             sql = self._sql(connection)
@@ -286,7 +286,7 @@ def _is_integrity(error: Exception) -> bool:
 
 
 def _is_lock(error: Exception) -> bool:
-    """Somebody else holds what we need, or held it too long."""
+    """Another transaction holds what we need, or held it too long."""
     original = getattr(error, "orig", None) or error  # SQLAlchemy wraps the driver's
     sqlite_code = getattr(original, "sqlite_errorcode", None)
     if sqlite_code is not None:

@@ -10,20 +10,22 @@ handler idempotent; (topic, queue_id, queue_offset) names a message for good.
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from escrow._fetcher import Delivery, Held, Intake
+from escrow._consuming import ConsumerBase
+from escrow._deliveries import Delivery, Held
+from escrow._fetcher import Intake
+from escrow.api import Api
 from escrow.errors import Closed
 from escrow.messages import DeadLetter
 
 
-class Consumer:
+class Consumer(ConsumerBase):
     """Takes messages and acks them. For any number of threads, each with its own `for` loop.
 
-    topics, group     what is read and for whom: members of the group share the messages
+    topics, group     what is read, and for which group: its members share the messages
     auto_ack          True: a message is acked when the loop asks for the next one. A loop that is left by an exception, `break` or
                       close() has not acked its last message: say `message.ack()` before. False: only `message.ack()` acks
     tags              a filter: "a||b"
@@ -31,47 +33,12 @@ class Consumer:
     prefetch          messages of each topic that are fetched ahead of the loop
     visibility_s      how long Escrow leaves a message to us before others get it
     extend_for_s      while a message is in hand (fetched or being handled) its visibility is extended, up to this long in all;
-                      0: never, and a handler that takes longer than visibility_s loses its message to somebody else
+                      0: never, and a handler that takes longer than visibility_s loses its message to another consumer
     idle_s            the loop ends after this long without a message; None: it goes on until close()
     """
 
-    def __init__(
-        self,
-        url: str,
-        topics: str | Sequence[str],
-        group: str,
-        *,
-        auto_ack: bool = True,
-        consumer: str | None = None,
-        token: str | Callable[[], str] | None = None,
-        tls: ssl.SSLContext | None = None,
-        tags: str = "",
-        start: str | int | None = None,
-        prefetch: int = 32,
-        visibility_s: float = 30.0,
-        extend_for_s: float = 600.0,
-        idle_s: float | None = None,
-        wait_s: float = 30.0,
-        timeout_s: float = 10.0,
-        retry_for_s: float = 30.0,
-    ) -> None:
-        self._auto_ack, self._idle_s = auto_ack, idle_s
-        self._intake = Intake(
-            url,
-            as_topics(topics),
-            group,
-            consumer=consumer,
-            token=token,
-            tls=tls,
-            tags=tags,
-            start=start,
-            prefetch=prefetch,
-            visibility_s=visibility_s,
-            extend_for_s=extend_for_s,
-            wait_s=wait_s,
-            timeout_s=timeout_s,
-            retry_for_s=retry_for_s,
-        )
+    def _begin(self) -> None:
+        self._intake = Intake(Api.of(self._server), self._reading)
 
     def __enter__(self) -> Self:
         return self
@@ -105,27 +72,23 @@ class Consumer:
         except TimeoutError:
             self._intake.put_back(taker)
             return None
-        except BaseException:  # an interrupt: the message, if one has come, goes to the next who asks
+        except BaseException:  # an interrupt: the message, if one has come, goes to the next one that asks
             self._intake.put_back(taker)
             raise
 
     def seek(self, to: str | int, *, topic: str | None = None) -> None:
         """Put the whole group to "earliest", "latest" or a time (milliseconds, or RFC 3339); for one topic or all."""
-        self._intake.seek(to, self._intake.topics if topic is None else [topic])
+        self._intake.seek(to, self._reading.topics if topic is None else [topic])
 
     def dead_letters(self) -> Iterator[DeadLetter]:
         """Messages that the group was given too often, oldest first."""
         after: str | None = None
         while True:
-            letters, after = self._intake.api.dead_letters(self._intake.group, after=after)
+            letters, after = self._intake.api.dead_letters(self._reading.group, after=after)
             yield from letters
             if after is None:
                 return
 
     def replay_dead_letters(self, ids: Sequence[str]) -> int:
         """Deliver dead letters to the group again; how many will be."""
-        return self._intake.api.replay_dead_letters(self._intake.group, ids)
-
-
-def as_topics(topics: str | Sequence[str]) -> Sequence[str]:
-    return [topics] if isinstance(topics, str) else topics
+        return self._intake.api.replay_dead_letters(self._reading.group, ids)

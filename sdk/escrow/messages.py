@@ -39,7 +39,7 @@ class Outcome(StrEnum):
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
-    #: Nobody can tell yet: Escrow asks again.
+    #: Not known yet: Escrow asks again.
     UNKNOWN = "unknown"
 
 
@@ -288,11 +288,11 @@ def _content(wire: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # --- how a local transaction or a listener is understood ------------------------------------------------------------------
-def outcome_of(returned: object, who: str) -> tuple[Outcome, str]:
+def outcome_of(returned: object, source: str) -> tuple[Outcome, str]:
     """(outcome, remark) of what a function returned. Only an Outcome counts: None, True or "commit" settle nothing."""
     if isinstance(returned, Outcome):
         return returned, ""
-    return Outcome.UNKNOWN, f"{who} returned {shortened(repr(returned))}, not an escrow.Outcome"
+    return Outcome.UNKNOWN, f"{source} returned {shortened(repr(returned))}, not an escrow.Outcome"
 
 
 def remark_of(error: BaseException) -> str:

@@ -18,51 +18,31 @@ What is raised, and when:
 
 from __future__ import annotations
 
-import logging
-import ssl
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
-from escrow._arguments import require_function, require_message, require_on_error
+from escrow._arguments import require_function, require_message
 from escrow._otel import span
-from escrow._sender import Engine
-from escrow.errors import EndConflict, EndRefused, EscrowError
-from escrow.messages import (
-    Check,
-    End,
-    EndAnswer,
-    Half,
-    Message,
-    Outcome,
-    Position,
-    TransactionResult,
-    Verdict,
-    outcome_of,
-    remark_of,
-)
+from escrow._producing import RETURNS_OUTCOME, Begun, ProducerBase, checked, say_quietly, say_unknown
+from escrow.errors import EscrowError
+from escrow.messages import Check, End, EndAnswer, Half, Message, Outcome, Position, TransactionResult, outcome_of, remark_of
 
-log: Final = logging.getLogger("escrow.producer")
-
-_T = TypeVar("_T")
 _Arg = TypeVar("_Arg")
 
 #: What answers a check: only an Outcome settles the half.
 Listener = Callable[[Check], Outcome | None]
 
-#: What a local transaction is, for whoever passed something else.
-RETURNS_OUTCOME: Final = "it gets the message and `arg`, runs the local transaction and returns an Outcome"
 
-
-class Producer:
+class Producer(ProducerBase[Listener]):
     """Sends transactional and ordinary messages of one producer group. One for a process; for any number of threads.
 
-    url, group        where Escrow is, and who we are: the group ends its halves and is asked about them
+    url, group        where Escrow is, and the producer group: it ends its halves and is asked about them
     on_check          answers check-backs, in a background thread; without it this producer is never asked, and logs a warning
                       with its first half
     token, tls        a bearer token (or a function that gives one), an SSL context (`escrow.tls_context`)
     linger_s          how long a message that came while a request was under way waits for company; one caller alone never waits
-    batch_max         messages in one shared request (1: none is shared, each caller makes his own; ordinary messages of an
+    batch_max         messages in one shared request (1: none is shared, each caller makes its own; ordinary messages of an
                       `AsyncProducer` still go one after another, or they would lose their order)
     timeout_s         for one attempt
     retry_for_s       how long a call that may be repeated is tried again: halves (they carry a dedup_key) and ends always, ordinary
@@ -71,40 +51,10 @@ class Producer:
     check_threads     check-backs answered at the same time
     """
 
-    def __init__(
-        self,
-        url: str,
-        group: str,
-        *,
-        on_check: Listener | None = None,
-        token: str | Callable[[], str] | None = None,
-        tls: ssl.SSLContext | None = None,
-        linger_s: float = 0.0,
-        batch_max: int = 256,
-        timeout_s: float = 10.0,
-        retry_for_s: float = 30.0,
-        member: str | None = None,
-        check_threads: int = 4,
-        check_wait_s: float = 30.0,
-    ) -> None:
-        if on_check is not None:
-            require_function("on_check", on_check, "it gets a Check and returns an Outcome", may_be_coroutine=False)
-        self._engine = Engine(
-            url,
-            group,
-            token=token,
-            tls=tls,
-            linger_s=linger_s,
-            batch_max=batch_max,
-            timeout_s=timeout_s,
-            retry_for_s=retry_for_s,
-        )
-        if on_check is not None:
-            self._engine.listen(on_check, member, threads=check_threads, wait_s=check_wait_s)
+    _awaits = False
 
-    @property
-    def group(self) -> str:
-        return self._engine.group
+    def _listen_to(self, on_check: Listener) -> None:
+        self._listen(on_check)
 
     def __enter__(self) -> Self:
         return self
@@ -196,48 +146,6 @@ class Producer:
         return self._engine.api.transaction(id)
 
 
-class Begun:
-    """What a transaction block knows, whether it is a `with` or an `async with`."""
-
-    def __init__(self, message: Message, on_error: Outcome) -> None:
-        require_message(message)
-        require_on_error(on_error)
-        self._on_error = on_error
-        self._half: Half | None = None
-        #: With its `transaction_id`, from the beginning of the block.
-        self.message = message
-        self.result: TransactionResult | None = None
-
-    @property
-    def id(self) -> str:
-        """The half's id: what a barrier row is about."""
-        return self._stored().id
-
-    @property
-    def half_offset(self) -> int:
-        return self._stored().half_offset
-
-    def _stored(self) -> Half:
-        if self._half is None:
-            raise ValueError("this transaction has not begun: enter its block")
-        return self._half
-
-    def _begin(self, half: Half) -> None:
-        self._half, self.message = half, self.message.with_id(half.id)
-
-    def _refuse_again(self) -> None:
-        if self._half is not None:
-            raise ValueError("this transaction was used before: make another one")
-
-    def _refuse_second(self) -> None:
-        if self.result is not None and self._is_over():
-            raise ValueError(f"{self.id}: {self.result.outcome.name} was said already; the first outcome stands")
-
-    def _is_over(self) -> bool:
-        """COMMIT or ROLLBACK was said."""
-        return self.result is not None and self.result.outcome is not Outcome.UNKNOWN
-
-
 class Transaction(Begun):
     """One transaction as a `with` block; `Producer.transaction` makes it. `result` is there after the end was said."""
 
@@ -266,7 +174,7 @@ class Transaction(Begun):
         return self._say(Outcome.COMMIT, "")
 
     def rollback(self, remark: str = "") -> TransactionResult:
-        """Say ROLLBACK now: nobody will ever see the message."""
+        """Say ROLLBACK now: the message will never be seen."""
         return self._say(Outcome.ROLLBACK, remark)
 
     def unknown(self, remark: str = "") -> TransactionResult:
@@ -277,32 +185,3 @@ class Transaction(Begun):
         self._refuse_second()
         self.result = self._producer._finish(self._stored(), outcome, remark)
         return checked(self.result)
-
-
-# --- shared with the asyncio twin -----------------------------------------------------------------------------------------
-def checked(result: TransactionResult) -> TransactionResult:
-    """The result, or the error that it stands for. What was not delivered is only logged: check-back settles it."""
-    answer = result.answer
-    if answer is None:
-        log.warning("%s: %s was not delivered (%s); check-back settles it", result.id, result.outcome.name, result.error)
-    elif not answer.stands and result.outcome is not Outcome.UNKNOWN:
-        if answer.verdict is Verdict.CONFLICT:
-            raise EndConflict(f"{result.id}: {result.outcome.name} was said, but it had ended before as {answer.state}", result)
-        raise EndRefused(f"{result.id}: {result.outcome.name} was refused: {answer.reason}", result)
-    return result
-
-
-def say_unknown(end: Callable[[Sequence[End]], _T], half: Half, error: BaseException) -> _T | None:
-    """Note for the history why nothing was said. Nobody waits for it: it settles nothing, and the error is more urgent."""
-    try:
-        return end([End(half.id, Outcome.UNKNOWN, remark_of(error))])
-    except EscrowError:
-        return None  # closed: the check will find out without the remark
-
-
-def say_quietly(say: Callable[[str], TransactionResult], remark: str) -> None:
-    """While another exception is on its way: that one must be heard."""
-    try:
-        say(remark)
-    except EscrowError as error:
-        log.error("%s", error)

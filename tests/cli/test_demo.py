@@ -26,7 +26,7 @@ def test_every_fate_is_met_and_told(shell, service):
     out = shell("demo", "--seconds", "12", "--rate", "4")
     for sentence in (
         rf"look here meanwhile: {re.escape(service.url)}/",
-        r"shop +order 1 is stored as a half, and nobody can see it; the card was charged -> COMMIT",
+        r"shop +order 1 is stored as a half, and cannot be seen; the card was charged -> COMMIT",
         r"the card was refused -> ROLLBACK",
         r"then the shop says nothing",
         r"before it can say COMMIT: kill -9 \d+",

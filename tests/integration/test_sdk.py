@@ -176,7 +176,7 @@ def test_order_redelivery_and_seek(service, producer, topic):
 
 
 def test_a_slow_handler_keeps_its_message(service, producer, topic, monkeypatch):
-    monkeypatch.setattr("escrow._fetcher._EXTEND_AFTER", 0.01)
+    monkeypatch.setattr("escrow._inbox.EXTEND_AFTER", 0.01)
     producer.send(Message(topic, "slow"))
     with Consumer(service.url, topic, "readers", visibility_s=5) as consumer:
         message = taken(consumer)

@@ -4,7 +4,7 @@
     silent             the shop says nothing; Escrow asks, and it answers
     crash              a process is killed between its database commit and its COMMIT; another one answers from the database
     undecided          the shop is asked and cannot tell, again and again: in the end the half is discarded
-    abandoned          nobody of its group is there to be asked: an operator must decide
+    abandoned          no member of its group can be asked: an operator must decide
 
 The producers and consumers are the SDK's own; the process that is killed is a real one (``demo_victim``).
 """
@@ -26,7 +26,7 @@ from itertools import chain, cycle
 from pathlib import Path
 from typing import Final
 
-from escrow._fetcher import Delivery
+from escrow._deliveries import Delivery
 from escrow._transport import tls_context
 from escrow.api import Api
 from escrow.barrier import Barrier
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     """Sends until the time is over or Ctrl-C, then tells how it ended."""
     with ExitStack() as stack:
         api = stack.enter_context(remote.connect(args))
-        job = api.ready()["job"]["state"]  # nobody there: said at once, and how to start it
+        job = api.ready()["job"]["state"]  # not running: said at once, and how to start it
         demo = Demo(args, api, stack)
         if job != "running":
             demo.say("", "Spark is warming up: commits and roll-backs count already, Escrow asks as soon as it is there")
@@ -137,7 +137,7 @@ class Demo:
         self._open_shops(stack)
         self._open_services(stack)
 
-    # --- who takes part -------------------------------------------------------------------------------------------------------
+    # --- the participants -------------------------------------------------------------------------------------------------------
     def _options(self) -> dict[str, object]:
         ca_file = self._args.ca_file or os.environ.get("ESCROW_CA_FILE")
         return {"token": remote.token_of(self._args), "tls": tls_context(ca_file=ca_file) if ca_file else None}
@@ -243,7 +243,7 @@ class Demo:
         order.id = half.id
         why = "the card was charged" if outcome is Outcome.COMMIT else "the card was refused"
         if loud:
-            self.say("shop", f"{_order(order.number)} is stored as a half, and nobody can see it; {why}{_answered(outcome)}")
+            self.say("shop", f"{_order(order.number)} is stored as a half, and cannot be seen; {why}{_answered(outcome)}")
         order.outcome = order.fate
         self._shop.end(half.id, outcome, remark=why)
 
@@ -290,7 +290,7 @@ class Demo:
         order.group = ABANDONED
         [order_half] = self._api.send_halves(ABANDONED, [self._message(order)])
         order.id = order_half.id
-        self.say("shop 4", f"{_order(order.number)} is a half of a shop that is gone: nobody is there to be asked")
+        self.say("shop 4", f"{_order(order.number)} is a half of a shop that is gone: no member of its group can be asked")
 
     def _ask(self, order: Order) -> None:
         """What an operator may do: have it asked about now, not in the next round."""

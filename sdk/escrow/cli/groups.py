@@ -1,4 +1,4 @@
-"""``escrow groups``: producer groups, what they have pending, and who answers for them."""
+"""``escrow groups``: producer groups, what they have pending, and which members answer for them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,12 @@ examples:
 def add_parser(subparsers: Commands) -> None:
     """Declares ``escrow groups``."""
     parser = exits.add_command(
-        subparsers, "groups", run, summary="producer groups: what is pending, who is live", teaches=TEACHES, examples=EXAMPLES
+        subparsers,
+        "groups",
+        run,
+        summary="producer groups: what is pending, live members",
+        teaches=TEACHES,
+        examples=EXAMPLES,
     )
     parser.add_argument("--members", action="store_true", help="one line per live member")
     parser.add_argument(

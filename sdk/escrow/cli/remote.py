@@ -1,4 +1,4 @@
-"""What every command that talks to a running Escrow shares: where it is, who we are, and what to do when it says no."""
+"""What every command that talks to a running Escrow shares: where it is, which token to show, and what to do with a refusal."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def _busiest(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _group(group: dict[str, Any]) -> tuple[object, ...]:
-    live = str(len(group["members"])) if group["members"] or not group["pending"] else "NOBODY"
+    live = str(len(group["members"])) if group["members"] or not group["pending"] else "NONE"
     return group["group"], group["pending"], oldest(group), group["outstanding"], live
 
 

@@ -56,7 +56,7 @@ HEADS: Final = ("TOPIC", "QUEUES", "MESSAGES", "CONSUMER GROUP", "LAG", "IN HAND
 
 
 def rows(topic: dict[str, Any]) -> Iterator[tuple[object, ...]]:
-    """A line for each consumer group; one without, where nobody reads the topic."""
+    """A line for each consumer group; one without, where no group reads the topic."""
     first = (topic["topic"], topic["queues"], topic["messages"])
     if not topic["consumers"]:
         yield (*first, None, None, None, None)

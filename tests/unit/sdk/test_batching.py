@@ -8,7 +8,8 @@ from random import Random
 
 import pytest
 
-from escrow._batching import BATCH_BYTES_MAX, Batcher
+from escrow._batch_policy import BATCH_BYTES_MAX, Limits
+from escrow._batching import Batcher
 from escrow.errors import Closed, InvalidRequest, Unreachable, refusal
 
 
@@ -58,7 +59,7 @@ def busy(batcher, sender):
 
 def test_one_caller_alone_is_sent_at_once_and_alone(sender):
     """Whatever the linger: this one would take an hour."""
-    batcher = Batcher("test", sender, linger_s=3600)
+    batcher = Batcher("test", sender, Limits(linger_s=3600))
     assert [batcher.submit([number]).result(60) for number in range(3)] == [[0], [10], [20]]
     assert sender.sizes == [1, 1, 1]
     assert batcher.close(60)
@@ -74,7 +75,7 @@ def test_those_who_come_during_a_request_share_the_next(batcher, sender):
 
 
 def test_who_lingers_goes_when_the_request_is_full(sender):
-    batcher = Batcher("test", sender, linger_s=3600, batch_max=4)
+    batcher = Batcher("test", sender, Limits(linger_s=3600, batch_max=4))
     busy(batcher, sender)
     early = [batcher.submit([number]) for number in (1, 2, 3)]
     sender.gate.set()
@@ -85,7 +86,7 @@ def test_who_lingers_goes_when_the_request_is_full(sender):
 
 
 def test_closing_ends_the_linger(sender):
-    batcher = Batcher("test", sender, linger_s=3600)
+    batcher = Batcher("test", sender, Limits(linger_s=3600))
     busy(batcher, sender)
     waiting = batcher.submit([1])
     sender.gate.set()
@@ -95,7 +96,7 @@ def test_closing_ends_the_linger(sender):
 
 @pytest.mark.parametrize("batch_max", [1, 3, 8])
 def test_a_request_has_at_most_so_many(sender, batch_max):
-    batcher = Batcher("test", sender, batch_max=batch_max)
+    batcher = Batcher("test", sender, Limits(batch_max=batch_max))
     busy(batcher, sender)
     futures = [batcher.submit([number]) for number in range(20)]
     sender.gate.set()
@@ -105,7 +106,7 @@ def test_a_request_has_at_most_so_many(sender, batch_max):
 
 
 def test_with_requests_of_one_each_caller_makes_his_own_at_once(sender):
-    batcher = Batcher("test", sender, batch_max=1)
+    batcher = Batcher("test", sender, Limits(batch_max=1))
     sender.gate.clear()
     with ThreadPoolExecutor(8) as pool:
         callers = [pool.submit(batcher.answers, [number]) for number in range(8)]
@@ -121,7 +122,7 @@ def test_with_requests_of_one_each_caller_makes_his_own_at_once(sender):
 
 
 def test_closing_waits_for_callers_that_make_their_own_request(sender):
-    batcher = Batcher("test", sender, batch_max=1)
+    batcher = Batcher("test", sender, Limits(batch_max=1))
     sender.gate.clear()
     with ThreadPoolExecutor(2) as pool:
         caller = pool.submit(batcher.answers, [1])
@@ -143,7 +144,7 @@ def test_closing_in_the_middle_of_ones_own_request_does_not_wait_for_it(sender):
         closed.append(alone.close(60))
         return items
 
-    alone: Batcher[int, int] = Batcher("test", send, batch_max=1)
+    alone: Batcher[int, int] = Batcher("test", send, Limits(batch_max=1))
     assert alone.answers([1]) == [1]
     assert closed == [True]
 
@@ -161,7 +162,7 @@ def test_closing_in_the_middle_of_ones_own_request_waits_for_others_no_longer_th
             assert alone.close(3600), "an hour: it is told when the other one is through"
         return items
 
-    alone: Batcher[int, int] = Batcher("test", send, batch_max=1)
+    alone: Batcher[int, int] = Batcher("test", send, Limits(batch_max=1))
     with ThreadPoolExecutor(2) as pool:
         other = pool.submit(alone.answers, [2])
         assert pool.submit(alone.answers, [1]).result(60) == [1]
@@ -178,7 +179,7 @@ def test_a_request_has_at_most_so_many_bytes_but_a_large_parcel_goes(batcher, se
 
 
 def test_a_parcel_is_never_cut(sender):
-    batcher = Batcher("test", sender, batch_max=4)
+    batcher = Batcher("test", sender, Limits(batch_max=4))
     busy(batcher, sender)
     futures = [batcher.submit(list(range(size))) for size in (3, 3, 9)]
     sender.gate.set()
@@ -243,7 +244,7 @@ def test_cancelled_before_it_was_taken_it_is_not_sent(batcher, sender):
 
 
 def test_who_waited_too_long_hears_it_and_is_not_sent(sender, monkeypatch):
-    batcher = Batcher("test", sender, retry_for_s=30, timeout_s=10)
+    batcher = Batcher("test", sender, Limits(retry_for_s=30, timeout_s=10))
     clock = [0.0]
     monkeypatch.setattr("escrow._batching.time.monotonic", lambda: clock[0])
     busy(batcher, sender)
@@ -289,7 +290,7 @@ def test_nothing_is_nothing(batcher, sender):
 @pytest.mark.parametrize(("name", "value"), [("batch_max", 0), ("linger_s", -1)])
 def test_arguments_are_checked(sender, name, value):
     with pytest.raises(ValueError, match=f"{name}: is {value}"):
-        Batcher("test", sender, **{name: value})
+        Batcher("test", sender, Limits(**{name: value}))
 
 
 def test_many_callers_each_get_their_own(batcher, sender):

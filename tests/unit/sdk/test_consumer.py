@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from escrow import Closed, Consumer, Message, Producer
-from escrow._fetcher import Held
+from escrow._deliveries import Held
 from tests.support.fake_escrow import FakeEscrow, Problem, eventually
 
 
@@ -44,7 +44,7 @@ def closed_after(escrow, consumer, count):
 @pytest.fixture
 def eager(monkeypatch):
     """Extensions are asked for every few milliseconds."""
-    monkeypatch.setattr("escrow._fetcher._EXTEND_AFTER", 0.0002)
+    monkeypatch.setattr("escrow._inbox.EXTEND_AFTER", 0.0002)
 
 
 def test_a_loop_gets_every_message_and_acks_it_when_it_goes_on(escrow):

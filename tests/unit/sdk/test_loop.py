@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from escrow import AsyncProducer, Message, Outcome
-from escrow._batching import BATCH_BYTES_MAX
-from escrow._loop import LoopBatcher
+from escrow._batch_policy import BATCH_BYTES_MAX, Limits
+from escrow._loop_batching import LoopBatcher
 from escrow.errors import Closed, InvalidRequest, Unreachable, refusal
 from tests.support.fake_escrow import Problem
-
-LIMITS: dict[str, Any] = {"linger_s": 0.0, "batch_max": 256, "retry_for_s": 30.0, "timeout_s": 10.0}
 
 
 class Sender:
@@ -25,7 +23,7 @@ class Sender:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def __call__(self, items, give_up_at):
+    async def __call__(self, key, items, give_up_at):
         self.requests.append(list(items))
         self.entered.release()
         await self.gate.wait()
@@ -40,12 +38,12 @@ class Sender:
         return [len(items) for items in self.requests]
 
 
-def play(scene, **limits):
+def play(scene, under_way_max=1, **limits):
     """Run scene(batcher, sender) in a loop; nothing may be left under way."""
 
     async def main():
         sender = Sender()
-        batcher = LoopBatcher("test", sender, **{**LIMITS, **limits})
+        batcher = LoopBatcher("test", sender, Limits(**limits), under_way_max=under_way_max)
         async with asyncio.timeout(60):
             await scene(batcher, sender)
             sender.gate.set()
@@ -235,12 +233,12 @@ def test_when_the_loop_ends_nothing_more_begins():
     sent: list[Any] = []
     told: list[Any] = []
 
-    async def send(items, give_up_at):
+    async def send(key, items, give_up_at):
         sent.append(items)
         await asyncio.Event().wait()
 
     async def main():
-        batcher = LoopBatcher("test", send, **LIMITS)
+        batcher = LoopBatcher("test", send)
 
         async def ask(number):
             try:

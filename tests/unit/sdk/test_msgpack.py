@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrow import Message, _msgpack
-from escrow.api import posting_halves, posting_messages
+from escrow import Message, _calls, _msgpack
 from ingest.errors import InvalidRequest
 from ingest.http.wire import codec, producers
 
@@ -48,8 +47,9 @@ def test_sizes(size):
 
 def test_the_server_takes_a_request():
     messages = [Message("paid", b"\xff\0"), Message("paid", "zwölf", key="k", tags="t", properties={"a": "b"}, queue_id=0)]
-    for posting in (posting_halves("orders", messages, ["1", "2"]), posting_messages("orders", messages)):
-        found = codec.decode(posting.content, posting.media, producers.MessagesIn).messages
+    for call in (_calls.halves("orders", messages, ["1", "2"]), _calls.messages("orders", messages)):
+        assert isinstance(call.content, bytes)
+        found = codec.decode(call.content, call.media, producers.MessagesIn).messages
         assert (found[0].body, found[1].text, found[1].key, found[1].tags) == (b"\xff\0", "zwölf", "k", "t")
         assert (found[1].properties, found[1].queue_id, found[1].check_immunity_s) == ({"a": "b"}, 0, None)
 
@@ -70,7 +70,8 @@ def test_the_server_takes_a_request():
 )
 def test_what_escrow_does_not_take_it_refuses_itself(field, value, named):
     """Not the SDK, in the middle of a batch that others share: there the refusal finds its message."""
-    posting = posting_halves("orders", [Message(**{"topic": "paid", "body": b"", field: value})], [])
+    call = _calls.halves("orders", [Message(**{"topic": "paid", "body": b"", field: value})], [])
+    assert isinstance(call.content, bytes)
     with pytest.raises(InvalidRequest) as refused:
-        codec.decode(posting.content, posting.media, producers.MessagesIn)
+        codec.decode(call.content, call.media, producers.MessagesIn)
     assert refused.value.field == named

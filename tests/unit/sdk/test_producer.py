@@ -258,7 +258,7 @@ def test_callers_share_requests(escrow, producer):
         first = pool.submit(producer.send_half, PAID)
         hold.until(1)
         rest = [pool.submit(producer.send_half, Message("paid", f"order {number}")) for number in range(63)]
-        eventually(lambda: sum(map(len, producer._engine._halves._waiting.values())) == 63)
+        eventually(lambda: producer._engine._halves.waiting_count == 63)
         hold.release()
         ids = {future.result().id for future in [first, *rest]}
     assert len(ids) == 64

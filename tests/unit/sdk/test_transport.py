@@ -27,6 +27,7 @@ from escrow import (
     Unreachable,
     tls_context,
 )
+from escrow._calls import an_object
 from escrow._transport import Aborted, Backoff, Server, Transport
 from tests.support.fake_escrow import FakeEscrow, Problem
 from tests.support.tools import require_tool
@@ -316,4 +317,4 @@ def test_closing_in_the_middle_of_a_wait_does_not_wait_for_itself():
     with transport._changed:
         transport.close()
     with pytest.raises(Closed):
-        transport.call("GET", "/")
+        transport.perform(an_object("GET", "/"))

@@ -1,0 +1,136 @@
+"""What `Producer` and `AsyncProducer` have in common: their arguments, what a transaction block knows, what its result means."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Final, Generic, TypeVar
+
+from escrow._arguments import require_function, require_message, require_on_error
+from escrow._batch_policy import Limits
+from escrow._sender import Engine
+from escrow.api import Api
+from escrow.errors import EndConflict, EndRefused, EscrowError
+from escrow.messages import Check, End, Half, Message, Outcome, TransactionResult, Verdict, remark_of
+
+log: Final = logging.getLogger("escrow.producer")
+
+_T = TypeVar("_T")
+_Listener = TypeVar("_Listener", bound=Callable[[Check], object])
+
+#: What a local transaction is, for a caller that passed something else.
+RETURNS_OUTCOME: Final = "it gets the message and `arg`, runs the local transaction and returns an Outcome"
+
+
+class ProducerBase(Generic[_Listener]):
+    """Arguments and the engine. `Producer` says what the arguments mean."""
+
+    #: A listener may be a coroutine function.
+    _awaits: ClassVar[bool]
+
+    def __init__(
+        self,
+        url: str,
+        group: str,
+        *,
+        on_check: _Listener | None = None,
+        token: str | Callable[[], str] | None = None,
+        tls: ssl.SSLContext | None = None,
+        linger_s: float = 0.0,
+        batch_max: int = 256,
+        timeout_s: float = 10.0,
+        retry_for_s: float = 30.0,
+        member: str | None = None,
+        check_threads: int = 4,
+        check_wait_s: float = 30.0,
+    ) -> None:
+        if on_check is not None:
+            require_function("on_check", on_check, "it gets a Check and returns an Outcome", may_be_coroutine=self._awaits)
+        limits = Limits(linger_s=linger_s, batch_max=batch_max, retry_for_s=retry_for_s, timeout_s=timeout_s)
+        api = Api(url, token=token, tls=tls, timeout_s=timeout_s, retry_for_s=retry_for_s)
+        self._engine = Engine(api, group, limits)
+        self._member, self._check_threads, self._check_wait_s = member, check_threads, check_wait_s
+        if on_check is not None:
+            self._listen_to(on_check)
+
+    def _listen_to(self, on_check: _Listener) -> None:
+        """Have check requests answered by it, now or when the producer starts."""
+        raise NotImplementedError
+
+    def _listen(self, listener: Callable[[Check], object]) -> None:
+        self._engine.listen(listener, self._member, threads=self._check_threads, wait_s=self._check_wait_s)
+
+    @property
+    def group(self) -> str:
+        return self._engine.group
+
+
+class Begun:
+    """What a transaction block knows, whether it is a `with` or an `async with`."""
+
+    def __init__(self, message: Message, on_error: Outcome) -> None:
+        require_message(message)
+        require_on_error(on_error)
+        self._on_error = on_error
+        self._half: Half | None = None
+        #: With its `transaction_id`, from the beginning of the block.
+        self.message = message
+        self.result: TransactionResult | None = None
+
+    @property
+    def id(self) -> str:
+        """The half's id: what a barrier row is about."""
+        return self._stored().id
+
+    @property
+    def half_offset(self) -> int:
+        return self._stored().half_offset
+
+    def _stored(self) -> Half:
+        if self._half is None:
+            raise ValueError("this transaction has not begun: enter its block")
+        return self._half
+
+    def _begin(self, half: Half) -> None:
+        self._half, self.message = half, self.message.with_id(half.id)
+
+    def _refuse_again(self) -> None:
+        if self._half is not None:
+            raise ValueError("this transaction was used before: make another one")
+
+    def _refuse_second(self) -> None:
+        if self.result is not None and self._is_over():
+            raise ValueError(f"{self.id}: {self.result.outcome.name} was said already; the first outcome stands")
+
+    def _is_over(self) -> bool:
+        """COMMIT or ROLLBACK was said."""
+        return self.result is not None and self.result.outcome is not Outcome.UNKNOWN
+
+
+def checked(result: TransactionResult) -> TransactionResult:
+    """The result, or the error that it stands for. What was not delivered is only logged: check-back settles it."""
+    answer = result.answer
+    if answer is None:
+        log.warning("%s: %s was not delivered (%s); check-back settles it", result.id, result.outcome.name, result.error)
+    elif not answer.stands and result.outcome is not Outcome.UNKNOWN:
+        if answer.verdict is Verdict.CONFLICT:
+            raise EndConflict(f"{result.id}: {result.outcome.name} was said, but it had ended before as {answer.state}", result)
+        raise EndRefused(f"{result.id}: {result.outcome.name} was refused: {answer.reason}", result)
+    return result
+
+
+def say_unknown(end: Callable[[Sequence[End]], _T], half: Half, error: BaseException) -> _T | None:
+    """Note for the history why nothing was said. It is not waited for: it settles nothing, and the error is more urgent."""
+    try:
+        return end([End(half.id, Outcome.UNKNOWN, remark_of(error))])
+    except EscrowError:
+        return None  # closed: the check will find out without the remark
+
+
+def say_quietly(say: Callable[[str], TransactionResult], remark: str) -> None:
+    """While another exception is on its way: that one must be heard."""
+    try:
+        say(remark)
+    except EscrowError as error:
+        log.error("%s", error)
