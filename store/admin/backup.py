@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from store.admin.manifest import MANIFEST, CopiedFile, Manifest, is_place
+from store.admin.manifest import MANIFEST, REDO_DIRECTORY, CopiedFile, Manifest, is_place
 from store.directory import EDGE_CHECKPOINT, FORMAT_FILE, JOB_CHECKPOINT, StoreDirectory, write_format
 from store.edge.recovery.journal_heads import CHECKPOINT_KEYS
 from store.edge.recovery.recover import settled_ends
@@ -30,7 +30,10 @@ from store.edge.store import EdgeStore
 from store.errors import Corrupt, StoreUnusable
 from store.incarnations import INCARNATIONS, Lineage
 from store.io import disk
+from store.io.file_crcs import FileCrcs
 from store.io.pages import EDGE_MAGIC, PAGE_BYTES, EdgeSlot, PublishedPage
+from store.io.segments import list_segments
+from store.job.checkpoint import read_checkpoint
 from store.job.store import JobStore
 from store.progress import Progress, no_progress
 from store.tables.dedup import EVERY_KEY_S
@@ -126,6 +129,7 @@ def restore(source: Path, path: Path, progress: Progress = no_progress) -> dict[
         if each.name != FORMAT_FILE:
             copier.checked(each)
     _note_ends(path, manifest)
+    _forget_removed(path, manifest)
     lineage = Lineage.read(path, manifest.store_id).restored(path)
     # format.json makes the directory a store. It comes last, so that an interrupted restore leaves no store.
     write_format(path, lineage.store_id, manifest.geometry, needs)
@@ -170,6 +174,20 @@ def _note_ends(path: Path, manifest: Manifest) -> None:
     page[0], page[EdgeSlot.LOG_END] = EDGE_MAGIC, manifest.log_end
     page[EdgeSlot.HALF_END], page[EdgeSlot.OP_END] = manifest.half_end or 0, manifest.op_end or 0
     disk.replace_file(path / "edge.published", page.tobytes(), "published")
+
+
+def _forget_removed(path: Path, manifest: Manifest) -> None:
+    """The job's checkpoint was copied first: files of the redo log that retention removed before they were copied are not lost."""
+    try:
+        state = read_checkpoint(path)
+    except Corrupt:  # then all is made anew
+        return
+    if state is None or not state.get("redo_crcs"):
+        return
+    size = manifest.geometry.redo_segment_bytes
+    crcs = FileCrcs(size, state["redo_crcs"])
+    crcs.forget_before(min(list_segments(path / REDO_DIRECTORY, size), default=0))
+    disk.write_json(path / JOB_CHECKPOINT, {**state, "redo_crcs": crcs.noted()}, JOB_CHECKPOINT)
 
 
 def _clip_consumers(path: Path, places: dict[int, int]) -> None:

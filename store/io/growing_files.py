@@ -44,6 +44,10 @@ class GrowingFile:
     def _path(self, start: int) -> str:
         return f"{self._directory}/{segment_name(start)}"
 
+    def path(self, start: int) -> str:
+        """The file that begins at a logical offset."""
+        return self._path(start)
+
     @property
     def directory(self) -> Path:
         return Path(self._directory)

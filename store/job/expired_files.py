@@ -36,15 +36,16 @@ def remove_numbered_files(files: DerivedFiles) -> int:
     return removed
 
 
-def remove_redo_files(redo: RedoLog, first_row: int, op_low_water: int) -> int:
-    """A redo file goes when a rebuild without it gives the same: no batch begins in it, or none that speaks of a row (from
-    first_row on) or an ordinary message that is still there. The last batch stays, for its marker."""
+def redo_kept_from(redo: RedoLog, first_row: int, op_low_water: int) -> int:
+    """Where the first batch begins that must stay. A redo file goes when a rebuild without it gives the same: no batch begins in
+    it, or none that speaks of a row (from first_row on) or an ordinary message that is still there. The last batch stays, for its
+    marker."""
     keep = redo.end
     for batch in redo.batches(redo.first_batch(), None):
         keep = batch.redo_offset
         if redo_log.speaks_of(batch.entries, first_row, op_low_water):
             break
-    return redo.file.remove_before(keep)
+    return keep
 
 
 class RemovedTopics:

@@ -3,8 +3,8 @@
     1  read the checkpoint
     2  open its generation and replay the redo log behind it
     3  validate what that gives; if it cannot be trusted, rebuild all of it from the redo log in a new generation
-    4  cut the torn tail of the redo log
-    5  compare the cursors with the log
+    4  compare the cursors with the log
+    5  cut the torn tail of the redo log: last, because what is refused must stay as it is
 
 Everything derived can be made again from the redo log: rows and queue entries have absolute values and places.
 """
@@ -12,6 +12,7 @@ Everything derived can be made again from the redo log: rows and queue entries h
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +21,14 @@ import numpy as np
 from store.directory import StoreDirectory
 from store.errors import Corrupt, CursorBeyondLog
 from store.io import growing_files
+from store.io.file_crcs import FileCrcs
 from store.io.pages import EdgeSlot, JobSlot, PublishedPage
+from store.io.segments import segment_name
 from store.job import expired_files
 from store.job.apply import Applier
 from store.job.checkpoint import read_checkpoint
 from store.job.derived import NUMBERED_QUEUES, DerivedFiles
+from store.job.queue_crcs import QueueCrcs
 from store.job.retention import Ledger
 from store.progress import Progress
 from store.read.readers import LogReader
@@ -70,19 +74,22 @@ class Recovery:
     def __init__(self, directory: StoreDirectory, redo: RedoLog, log: LogReader, page: PublishedPage, progress: Progress) -> None:
         self._directory, self._redo, self._log, self._page, self._progress = directory, redo, log, page, progress
         self._report = JobRecovery()
+        #: Where the first file of the redo log begins that is not what the checkpoint noted.
+        self._redo_wrong: int | None = None
 
     def run(self, *, rebuild: bool) -> Recovered:
         """Steps 1 to 5. Raises Corrupt where truth is damaged, CursorBeyondLog where the log is older than the settlement."""
         found = self._read_checkpoint(rebuild)  # 1
+        self._look_at_redo((found.noted or {}).get("redo_crcs") or ())
         if found.fresh:
             files = self._first_generation()
         elif found.noted is None or found.reason:
             files = self._rebuild(found.reason, found.noted)
         else:
             files = self._resume(found.noted)  # 2, 3
+        self._compare_with_log(files.marker)  # 4
         if not self._report.clean:
-            self._redo.cut(self._redo.end)  # 4
-        self._compare_with_log(files.marker)  # 5
+            self._redo.cut(self._redo.end)  # 5
         return Recovered(files, self._report)
 
     def _read_checkpoint(self, rebuild: bool) -> _Found:
@@ -103,6 +110,17 @@ class Recovery:
             reason = "asked for"
         empty = generation is None and not self._redo.file.starts() and not self._directory.generations()
         return _Found(noted, reason, fresh=empty and noted is None)
+
+    def _look_at_redo(self, noted: Sequence[int]) -> None:
+        """Find the first damaged file. A redo log that lost its front looks like one whose beginning retention took, and a rebuild
+        would forget rows: refused."""
+        redo = self._redo.file
+        self._redo_wrong = FileCrcs(redo.segment_bytes, noted).first_wrong(0, redo.view)
+        if noted and redo.starts() and redo.begin > noted[1]:
+            raise Corrupt(redo.directory / segment_name(noted[1]), 0, f"is missing. {self._remedy()}")
+        if redo.begin and self._redo_wrong == redo.begin:
+            what = "damaged, and retention has taken what came before it"
+            raise Corrupt(redo.directory / segment_name(redo.begin), 0, f"{what}. {self._remedy()}")
 
     def _first_generation(self) -> DerivedFiles:
         files = DerivedFiles(self._directory, 1, Marker(), Ledger(self._directory.geometry))
@@ -131,10 +149,10 @@ class Recovery:
             return f"the state table ends at row {table.allocated}, before the cursor {files.marker.half_cursor}"
         if table.file.is_cut_off():  # before a file is opened, which fills it with zeros
             return f"{table.file.directory}: a file was cut off"
-        if start > self._redo.file.end:
-            return f"the redo log's files end at {self._redo.file.end}, before {start}"
+        if doubt := self._doubt_of_redo(state):
+            return doubt
         try:
-            if doubt := self._doubt_of_queues(files, noted):
+            if doubt := self._doubt_of_queues(files, noted, state.get("queue_crcs") or {}):
                 return doubt
             table.count_pending()
             self._replay(files, start, files.marker.sequence)
@@ -148,9 +166,19 @@ class Recovery:
             return f"{table.pending} rows are pending, {files.marker.pending} should be"
         return ""
 
-    def _doubt_of_queues(self, files: DerivedFiles, noted: Extents) -> str:
+    def _doubt_of_redo(self, state: dict[str, Any]) -> str:
+        """Why the redo log is not what the checkpoint knew; "" where it is. It is the truth: what lies behind the damage is settled
+        again, if the logs still tell it."""
+        redo, end = self._redo.file, int(state["redo_end"])
+        if end > redo.end:
+            return f"{redo.directory}: the files end at {redo.end}, before {end}"
+        if self._redo_wrong is None:
+            return ""
+        return f"{redo.directory / segment_name(self._redo_wrong)}: damaged, cut off or gone; it is not the file that was here"
+
+    def _doubt_of_queues(self, files: DerivedFiles, noted: Extents, crcs: dict[str, list[int]]) -> str:
         """Why the queues are not what the checkpoint knew, before anything is written to them; "" where they are: each of their
-        files is there and as long as what was written to it."""
+        files is there, as long as what was written to it, and has the noted CRC."""
         extents = {topic_queue_name(*topic_of_key(key)): extent for key, extent in noted.items() if extent[0] < extent[1]}
         if any(files.catalogue.extent(key)[1] < end for key, (_, end) in noted.items()):
             return "the catalogue lacks a queue, or a queue's end, that the checkpoint knows"
@@ -162,7 +190,8 @@ class Recovery:
             front_missing = name not in NUMBERED_QUEUES and first > begin * ENTRY.itemsize
             if reach < end * ENTRY.itemsize or front_missing:
                 return f"{files.root / name}: a file is missing or cut off before entry {end}"
-        return ""
+        wrong = QueueCrcs(crcs, segment_bytes).first_wrong(files)
+        return f"{wrong}: damaged; it is not the file that was here" if wrong else ""
 
     def _doubt_of_catalogue(self, files: DerivedFiles, noted: Extents) -> str:
         """Why the catalogue cannot be right after the replay; "" where it can: no queue reaches further than was released to it."""
@@ -228,6 +257,7 @@ class Recovery:
         expired_files.remove_numbered_files(files)
         if noted is not None and files.marker.sequence >= max(noted["marker"]["sequence"], self._page[JobSlot.SEQUENCE]):
             _keep_extents(files, noted.get("queues", []))
+        self._compare_with_log(files.marker)  # before the switch: what is refused stays as it is
         files.flush()
         self._directory.switch_generation(number)
         return files
@@ -237,7 +267,7 @@ class Recovery:
         if marker.half_cursor > table.allocated:  # no row is left, but the next one has its place
             table.ensure(marker.half_cursor - 1, marker.half_cursor)
         if table.pending != marker.pending:
-            reason = f"replayed to {table.pending} pending rows, its last marker says {marker.pending}"
+            reason = f"replayed to {table.pending} pending rows, its last marker says {marker.pending}. {self._remedy()}"
             raise Corrupt(self._redo.file.directory, self._redo.end, reason)
 
     def _compare_with_log(self, marker: Marker) -> None:
@@ -253,9 +283,12 @@ class Recovery:
                 self._redo.file.directory,
                 self._redo.end,
                 f"{self._redo.stop_reason}: the redo log can be read up to half {marker.half_cursor} and op "
-                f"{marker.op_cursor} only, and the logs no longer reach back that far; restore a backup "
-                "(escrow store restore)",
+                f"{marker.op_cursor} only, and the logs no longer reach back that far. {self._remedy()}",
             )
+
+    def _remedy(self) -> str:
+        why = f" ({self._report.reason})" if self._report.reason else ""
+        return f"Put the file back, or restore a backup (escrow store restore){why}"
 
 
 def _keep_extents(files: DerivedFiles, queues: list[tuple[int, int, int]]) -> None:

@@ -21,7 +21,7 @@ from store.io.pages import JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
 from store.job import expired_files
 from store.job.apply import Applier
 from store.job.batch import Batch
-from store.job.checkpoint import write_checkpoint
+from store.job.checkpoint import CheckpointWriter
 from store.job.expired_files import RemovedTopics
 from store.job.recovery import Recovery
 from store.job.retention import Ledger, Settled
@@ -62,6 +62,7 @@ class JobStore:
             recovered = Recovery(self.directory, self.redo, self.log, self.page, progress).run(rebuild=rebuild)
             self._files, self.recovery = recovered.files, recovered.report
             self._applier = Applier(self._files, self.log)
+            self._checkpoint = CheckpointWriter(root, self._files, self.redo)
             #: Redo entries since the last checkpoint.
             self._unflushed = 0
             #: The log's low-water mark at which the begins of the queues were last raised.
@@ -185,16 +186,15 @@ class JobStore:
         self.page[JobSlot.HEARTBEAT_MS] = now_ms
 
     # --- checkpoint, retention, close ---
-    def checkpoint(self, *, clean: bool = False) -> None:
-        """Flush what is derived and note how far recovery may rely on it."""
+    def checkpoint(self, *, clean: bool = False, redo_begin: int | None = None) -> None:
+        """Flush what is derived and note how far recovery may rely on it. `redo_begin`: as far as redo files go next."""
         self._refuse_after_failure()
         try:
-            self._files.flush()
+            self._checkpoint.write(clean=clean, redo_begin=self.redo.file.begin if redo_begin is None else redo_begin)
         except FlushFailed as error:
             # The pages may be lost although they look clean: no later checkpoint may rely on them.
             self._failed = error
             raise
-        write_checkpoint(self.directory.root, self._files, self.redo.end, clean=clean)
         self._unflushed = 0
 
     def retain(self, now_ms: int, retention_ms: int, leapt_ms: int = 0) -> dict[str, int]:
@@ -220,8 +220,9 @@ class JobStore:
             expired_files.raise_begins(files)
         first_row = min(half_begin, low) if files.marker.op_cursor >= op_end else files.table.begin
         removed = {"state": files.table.remove_before(first_row)}
-        self.checkpoint()
-        removed["redo"] = expired_files.remove_redo_files(self.redo, max(first_row, files.table.begin), ledger.op_low_water)
+        redo_begin = expired_files.redo_kept_from(self.redo, max(first_row, files.table.begin), ledger.op_low_water)
+        self.checkpoint(redo_begin=redo_begin)
+        removed["redo"] = self.redo.file.remove_before(redo_begin)
         removed["topics"] = expired_files.remove_numbered_files(files)
         removed["topics"] += expired_files.remove_topic_files(files) if moved else 0
         # Before the marks are published: only when the edge has removed up to them may another topic get the number.

@@ -16,8 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from store.errors import Corrupt
 from store.io.arrays import Ints, distinct
-from store.io.segments import SegmentedFile
+from store.io.segments import SegmentedFile, segment_name
 
 SLOT: Final = np.dtype([("key_plus_1", "<i8"), ("begin", "<i8"), ("end", "<i8")])
 assert SLOT.itemsize == 24
@@ -36,6 +37,8 @@ class Catalogue:
     def refresh(self) -> None:
         """Reader: find the queues that were added since."""
         self.file.refresh()
+        if self.file.begin:  # nothing ever removes the first one
+            raise Corrupt(self.file.directory / segment_name(0), 0, "is missing; escrow store rebuild makes it anew")
         number, files = len(self._slot_of), len(self.file.starts())
         while number // SLOTS_PER_FILE < files:
             keys = self._view(number // SLOTS_PER_FILE)["key_plus_1"][number % SLOTS_PER_FILE :].tolist()

@@ -29,7 +29,7 @@ class QueueFiles:
 
     def __init__(self, root: Path, entries_per_file: int, *, writable: bool = False, descriptors_max: int | None = None) -> None:
         self.root, self._root = root, str(root)
-        self._segment_bytes = entries_per_file * ENTRY.itemsize
+        self.segment_bytes = entries_per_file * ENTRY.itemsize
         self.handles = Handles(writable=writable, descriptors_max=descriptors_max)
         self._queues: OrderedDict[str, GrowingQueue] = OrderedDict()
         #: Writer: files that it finds may have been made by a process that died before their names were durable.
@@ -40,7 +40,7 @@ class QueueFiles:
         if queue is None:
             if len(self._queues) >= QUEUES_MAX:
                 self._queues.popitem(last=False)
-            queue = self._queues[name] = GrowingQueue(GrowingFile(f"{self._root}/{name}", self._segment_bytes, POINT, self.handles))
+            queue = self._queues[name] = GrowingQueue(GrowingFile(f"{self._root}/{name}", self.segment_bytes, POINT, self.handles))
             if self.doubtful and queue.file.starts():
                 self.handles.doubt_name(f"{self._root}/{name}", self._root)
         else:

@@ -80,7 +80,8 @@ class JobFiles:
             return None
         wanted = {"generation", "redo_end", "marker", "ledger", "queues", "clean"}
         fields = {*_MARKER_FIELDS, "totals"}
-        good = set(state) == wanted and isinstance(state["marker"], dict) and set(state["marker"]) == fields
+        given = set(state) - {"queue_crcs", "redo_crcs"}  # earlier releases write none
+        good = given == wanted and isinstance(state["marker"], dict) and set(state["marker"]) == fields
         if not good or not isinstance(state["redo_end"], int) or not isinstance(state["clean"], bool):
             self.findings.add(self.checkpoint_path, 0, "does not have the fields of a job's checkpoint")
             return None
