@@ -204,6 +204,7 @@ class KafkaMetrics:
             return Gauge(name, text, labels, registry=registry)
 
         self.master = gauge("escrow_kafka_master", "1 = this driver holds the lease, 0 = it is a standby")
+        self.no_room = gauge("escrow_job_no_room", "1 = the job waits for room on the disk and settles nothing")
         self.pending = gauge("escrow_kafka_shard_pending", "Halves that wait for their end", "shard")
         self.behind = gauge("escrow_kafka_records_behind", "Records in Kafka that are not settled", "shard", "queue")
         self.undeliverable = gauge(

@@ -150,7 +150,7 @@ def _made(settings: Settings) -> JobService | LeasedService:
         raise JobCannotStart(
             f"Kafka mode needs the Python package {error.name}: in a checkout of Escrow, pip install ./sdk '.[kafka]'"
         ) from error
-    return KafkaJobService(settings)
+    return KafkaJobService(settings, tell=_waiting)
 
 
 def _stand_by(service: LeasedService, spark: SparkSession | None, signals: _Signals, port: int) -> bool:

@@ -110,8 +110,11 @@ def watch_store(metrics: JobMetrics, store: JobStore, clock: GuardedClock) -> No
         metrics.watch(metrics.store_bytes, partial(sizes.of, part), part=part)
 
 
-def watch_shards(metrics: JobMetrics, shards: Callable[[], list[Shard]], clock: GuardedClock) -> None:
-    """The same for the shards of Kafka mode, together."""
+def watch_shards(
+    metrics: JobMetrics, shards: Callable[[], list[Shard]], clock: GuardedClock, held: Callable[[], int]
+) -> None:  # fmt: skip
+    """The same for the shards of Kafka mode, together. `held`: due halves of the last rounds whose group has no live member."""
+    metrics.watch(metrics.held, held)
     metrics.watch(metrics.pending, lambda: sum(shard.marker.pending for shard in shards()))
     metrics.watch(
         metrics.oldest_pending, lambda: max((oldest_pending_s(shard.store, clock.now_ms()) for shard in shards()), default=0.0)
@@ -123,13 +126,15 @@ def watch_shards(metrics: JobMetrics, shards: Callable[[], list[Shard]], clock: 
         metrics.totals.watch(name, partial(_total_of_all, shards, name))
 
 
-def watch_shard(metrics: KafkaMetrics, shard: Shard, ends: Callable[[], tuple[int, int]], kept_for: Callable[[int], float]) -> None:
-    """One shard by itself. `ends`: where its half and op partitions were last seen to end. `kept_for`: which share of its time in
-    the half topic a half has behind it, by the time it was stored at."""
+def watch_shard(
+    metrics: KafkaMetrics, shard: Shard, ends: Callable[[], tuple[float, float]], kept_for: Callable[[int], float]
+) -> None:
+    """One shard by itself. `ends`: where its half and op partitions were last seen to end; NaN: not known. `kept_for`: which
+    share of its time in the half topic a half has behind it, by the time it was stored at."""
     label, store, traffic = str(shard.partition), shard.store, shard.traffic
     metrics.pending.labels(label).set_function(lambda: store.marker.pending)
-    metrics.behind.labels(label, "half").set_function(lambda: max(0, ends()[0] - store.marker.half_cursor))
-    metrics.behind.labels(label, "op").set_function(lambda: max(0, ends()[1] - store.marker.op_cursor))
+    metrics.behind.labels(label, "half").set_function(lambda: _behind(ends()[0], store.marker.half_cursor))
+    metrics.behind.labels(label, "op").set_function(lambda: _behind(ends()[1], store.marker.op_cursor))
     metrics.undeliverable.labels(label).set_function(lambda: len(store.undeliverable))
     metrics.undeliverable_age.labels(label).set_function(lambda: kept_for(store.undeliverable.oldest_stored_ms() or 0))
     metrics.held_back.labels(label).set_function(lambda: float(shard.held_back))
@@ -137,6 +142,11 @@ def watch_shard(metrics: KafkaMetrics, shard: Shard, ends: Callable[[], tuple[in
     metrics.released.watch(label, lambda: traffic.messages)
     metrics.released_bytes.watch(label, lambda: traffic.bytes)
     metrics.failures.watch(label, lambda: traffic.failures)
+
+
+def _behind(end: float, cursor: int) -> float:
+    """A cursor may be ahead of an end that was seen a moment ago. NaN stays what it is."""
+    return 0.0 if end < cursor else end - cursor
 
 
 def _seconds_since(begun_s: float | None) -> float:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ingest.capabilities import Capabilities, Consuming, JobState
+from ingest.capabilities import Backlog, Capabilities, Consuming, JobState
 from ingest.http.app import App
 from ingest.http.connections.listener import Door
 from runtime.metrics import OTHER, Figure
@@ -52,22 +52,17 @@ class Figures:
         yield _one("escrow_edge_healthy", "gauge", "0 = something that the edge does beside requests fails", status["healthy"])
         alive = self._job.state in ("running", "no_room")
         yield _one("escrow_job_up", "gauge", "1 = the edge sees signs of life of the job", alive)
-        no_room = self._job.state == "no_room"
-        yield _one("escrow_job_no_room", "gauge", "1 = the job waits for room on the disk and settles nothing", no_room)
+        if edge.offers.backlog is not None:
+            no_room = self._job.state == "no_room"
+            yield _one("escrow_job_no_room", "gauge", "1 = the job waits for room on the disk and settles nothing", no_room)
 
     def files(self) -> Iterator[Figure]:
-        """In a thread: what has to be looked up in files, or in the tables of all groups."""
-        yield from _groups(self._edge, self._live)
-        job, backlog = self._job, self._edge.offers.backlog
-        oldest_ms = backlog.oldest_unsettled_ms(job) if backlog is not None else None
-        yield (
-            "escrow_unsettled_records", "gauge", "Durable records that the job has not settled",
-            [({"queue": "half"}, job.halves_behind), ({"queue": "op"}, job.ops_behind)],
-        )  # fmt: skip
-        age_s = max(self._edge.now_ms() - oldest_ms, 0) / 1000 if oldest_ms is not None else 0.0
-        yield _one(
-            "escrow_unsettled_age_seconds", "gauge", "Age of the oldest record that the job has not settled; 0 = none", age_s
-        )
+        """In a thread: what has to be looked up in files, or in the tables of all groups. Without a store (Kafka mode) only the
+        job knows what is pending and unsettled: it tells that, and nothing is told here."""
+        backlog = self._edge.offers.backlog
+        if backlog is not None:
+            yield from _groups(self._edge, backlog, self._live)
+            yield from _unsettled(backlog, self._job, self._edge.now_ms())
         disk = os.statvfs(self._edge.settings.data_dir)
         yield _one("escrow_disk_free_bytes", "gauge", "Room left where the data directory lies", disk.f_bavail * disk.f_frsize)
         yield _one("escrow_disk_size_bytes", "gauge", "Size of that file system", disk.f_blocks * disk.f_frsize)
@@ -174,11 +169,20 @@ def _connections(door: Door, app: App) -> Iterator[Figure]:
 
 
 # --- in a thread ------------------------------------------------------------------------------------------------------------------
-def _groups(edge: Capabilities, live: set[str]) -> Iterator[Figure]:
+def _unsettled(backlog: Backlog, job: JobState, now_ms: int) -> Iterator[Figure]:
+    yield (
+        "escrow_unsettled_records", "gauge", "Durable records that the job has not settled",
+        [({"queue": "half"}, job.halves_behind), ({"queue": "op"}, job.ops_behind)],
+    )  # fmt: skip
+    oldest_ms = backlog.oldest_unsettled_ms(job)
+    age_s = max(now_ms - oldest_ms, 0) / 1000 if oldest_ms is not None else 0.0
+    yield _one("escrow_unsettled_age_seconds", "gauge", "Age of the oldest record that the job has not settled; 0 = none", age_s)
+
+
+def _groups(edge: Capabilities, backlog: Backlog, live: set[str]) -> Iterator[Figure]:
     """Producer groups that have, or had since the start, pending halves: those with the most first."""
-    backlog = edge.offers.backlog
-    pending, ages = (backlog.pending_by_group(), backlog.oldest_age_s()) if backlog is not None else ({}, {})
-    active = set(pending) | set(backlog.ended_by_group() if backlog is not None else ())
+    pending, ages = backlog.pending_by_group(), backlog.oldest_age_s()
+    active = set(pending) | set(backlog.ended_by_group())
     timeout_s = edge.settings.transaction_timeout_ms / 1000
     alone = {group for group in pending if group not in live and ages.get(group, 0) > timeout_s}
     named, rest = _split(sorted(active, key=lambda group: (-pending.get(group, 0), group)), edge.settings.metrics_names_max)

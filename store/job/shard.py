@@ -22,7 +22,7 @@ beginning.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.directory import Geometry, Lock
-from store.errors import Corrupt
+from store.errors import Corrupt, NoRoom
 from store.io import disk
 from store.job.apply import apply_rows
 from store.job.batch import Batch
@@ -64,6 +64,9 @@ class ShardStore:
     def __init__(self, root: Path, rows_per_file: int, *, checkpoint_entries: int = CHECKPOINT_ENTRIES) -> None:
         disk.make_directory(root)
         self.root, self._rows_per_file, self._checkpoint_entries = root, rows_per_file, checkpoint_entries
+        #: Told when the disk is full; True: try again. `has_room`: told when a step that had to wait has succeeded.
+        self.no_room: Callable[[NoRoom], bool] = lambda _: False
+        self.has_room: Callable[[], None] = lambda: None
         self._lock = Lock(root / "shard.lock", "the settling job of this shard")
         try:
             self._open(disk.read_json(root / CHECKPOINT, ("marker",)))
@@ -192,19 +195,50 @@ class ShardStore:
         with disk.failpoint("apply.rows"):
             self._learn(groups, next_group, redo_offset)
             self.topic_ids.update(topic_ids or {})
-            apply_rows(self.table, self.ledger, entries)
+            self._with_room(lambda: apply_rows(self.table, self.ledger, entries))
             kinds, numbers = kinds_of(entries), numbers_of(entries)
             self.ledger.touch_rows(numbers[kinds != RedoKind.QUARANTINE_OP], marker.now_ms)
             self._note_refused(numbers, kinds, dict(refused), marker.now_ms)
         self.marker, self.redo_offset = marker, redo_offset
         self._unflushed += len(entries) + 1
         if self._unflushed >= self._checkpoint_entries:
-            self.checkpoint()
+            try:
+                self.checkpoint()
+            except NoRoom:  # the redo partition has it all; only the next start takes longer
+                self._unflushed = self._checkpoint_entries * 3 // 4
+
+    def _with_room(self, step: Callable[[], None]) -> None:
+        """Repeat a step as long as `no_room` says so. It may be repeated: values are absolute."""
+        waited = False
+        while True:
+            try:
+                step()
+                break
+            except NoRoom as error:
+                waited = True
+                if not self.no_room(error):
+                    raise
+        if waited:
+            self.has_room()
 
     def _note_refused(self, numbers: Array, kinds: Array, refused: dict[int, Refusal], now_ms: int) -> None:
         if len(self.undeliverable) or refused:
             done = (kinds == RedoKind.RELEASE) | (kinds == RedoKind.DISCARD) | (kinds == RedoKind.IMAGE)
             self.undeliverable.note(numbers[done].tolist(), refused, now_ms)
+
+    def pending_by_group(self) -> dict[str, tuple[int, int]]:
+        """By producer group: how many halves are pending, and the second at which the oldest was stored."""
+        found: dict[int, tuple[int, int]] = {}
+        for file_no in self.table.scannable():
+            rows = self.table.rows_of(file_no)
+            at = np.flatnonzero(state_of(rows["word"]) == int(State.PREPARED))
+            numbers, where, counts = np.unique(rows["group_no"][at], return_inverse=True, return_counts=True)
+            oldest = np.full(len(numbers), np.iinfo(np.int64).max, np.int64)
+            np.minimum.at(oldest, where, rows["stored_at_s"][at].astype(np.int64))
+            for number, count, stored_at_s in zip(numbers.tolist(), counts.tolist(), oldest.tolist(), strict=True):
+                before = found.get(number, (0, stored_at_s))
+                found[number] = before[0] + count, min(before[1], stored_at_s)
+        return {self._name_of(number): told for number, told in found.items()}
 
     def pending_since_before(self, stored_at_s: int, most: int = TOLD_AGAIN_ROWS) -> Iterator[Ints]:
         """Half offsets that are pending and were stored before that second, at most so many at a time."""

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from checker.policy import Policy
+from streaming.kafka.group_figures import COUNT_EVERY_S, Counted
 from streaming.kafka.shard import Shard
 from streaming.settlement.rounds import Rounds
 from streaming.settlement.settle import Settler
@@ -27,6 +28,8 @@ class Part:
         self.claimed_ms = 0
         self.tell_again_ms = 0
         self.retained_ms = 0
+        self.counted: Counted = None  # pending halves by group, as of `counted_s`
+        self.counted_s = -COUNT_EVERY_S
         self.telling: Iterator[npt.NDArray[np.int64]] = iter(())
         self.at_work: list[tuple[Future[None], int]] = []  # batches in their order, with their records
         self.ends: Ends | None = None  # of the batch that was settled last

@@ -34,6 +34,7 @@ from confluent_kafka import KafkaException
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 
+from checker.decisions import Decision
 from checker.policy import Policy
 from runtime.clock import Clock, SystemClock, this_boot
 from runtime.metrics import JobMetrics, KafkaMetrics
@@ -51,17 +52,20 @@ from streaming.kafka.checks.locating import Locating
 from streaming.kafka.checks.presence import GroupsAlive
 from streaming.kafka.checks.requests import CommittedOffsets, Requests
 from streaming.kafka.executors import Executors
+from streaming.kafka.group_figures import GroupFigures
 from streaming.kafka.lease import Lease
 from streaming.kafka.part import Ends, Part
 from streaming.kafka.reading.feeds import RELEASE_BYTES_MAX, Feeds
 from streaming.kafka.reading.ranges import ends_of, start_of
 from streaming.kafka.reading.records import Piece, collect, read_ops, read_stream
+from streaming.kafka.room import RoomForShards
 from streaming.kafka.settling import Settling
 from streaming.kafka.shard import Shard
 from streaming.kafka.ticks import Ticks
 from streaming.kafka.upkeep import Upkeep
 from streaming.lifecycle import STOP_S, Lifecycle
 from streaming.metrics_feed import watch_shard, watch_shards
+from streaming.settlement.disk_room import Room
 from streaming.settlement.rounds import Rounds
 
 LOG: Final = logging.getLogger("escrow.kafka")
@@ -80,7 +84,9 @@ class KafkaJobService:
         clock: Clock | None = None,
         registry: CollectorRegistry | None = None,
         executors: Executors | None = None,
+        tell: Callable[[str, bool], None] = lambda *_: None,
     ) -> None:
+        """`tell`: see `streaming.settlement.disk_room.Room`."""
         self.settings, self.executors = settings, executors or Executors()
         self.connection = clients.Connection(**settings.kafka_values())
         self.topics = contract.Topics(**settings.kafka_topics())
@@ -92,6 +98,7 @@ class KafkaJobService:
         self.parts: dict[int, Part] = {}
         self.batches = 0
         self.lifecycle = Lifecycle(self.metrics, self._on_tick)
+        self._room = RoomForShards(Room(settings.store_dir, self.lifecycle.stopping, tell))
         self._opening = threading.Lock()
         self._lease: Lease | None = None
         self._ends: Ends = {}
@@ -162,13 +169,32 @@ class KafkaJobService:
             lifecycle=self.lifecycle,
             brokers=self._brokers,
             clock=self.clock,
+            room=self._room,
             end_of=self._end_of,
         )
-        watch_shards(self.metrics, self._shards, self.clock)
+        self._watch()
+
+    def _watch(self) -> None:
+        settings = self.settings
+        watch_shards(self.metrics, self._shards, self.clock, self._held)
+        GroupFigures(
+            self.metrics.registry,
+            lambda: [part.counted for part in list(self.parts.values())],
+            self._alive.known,
+            lambda: self.clock.now_ms() // 1000,
+            names_max=settings.metrics_names_max,
+            timeout_s=settings.transaction_timeout_ms / 1000,
+        )
         self.kafka_metrics.master.set_function(lambda: self._lease is not None and self._lease.held.is_set())
+        self.kafka_metrics.no_room.set_function(lambda: self._room.lacks)
+
+    def _held(self) -> int:
+        rounds = [part.rounds for part in list(self.parts.values()) if part.rounds is not None]
+        return sum(each.finished[Decision.HOLD] for each in rounds)
 
     def _open_part(self, partition: int) -> Part:
         store = ShardStore(self.settings.store_dir / "shards" / str(partition), self.settings.state_table_file_bytes // 24)
+        store.no_room, store.has_room = partial(self._room.wait, partition), partial(self._room.found, partition)
         target = Target(
             topics=self.topics,
             partition=partition,
@@ -188,7 +214,7 @@ class KafkaJobService:
             requests=Requests(self._offsets.known),
             locate=self._locating,
         )
-        watch_shard(self.kafka_metrics, shard, lambda: self._ticks.log_ends.get(partition, (0, 0)), self._kept_for)
+        watch_shard(self.kafka_metrics, shard, lambda: self._ticks.log_ends(partition), self._kept_for)
         return Part(shard, self.policy, RELEASE_BYTES_MAX)
 
     def _kept_for(self, stored_at_ms: int) -> float:

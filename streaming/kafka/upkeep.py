@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from runtime.metrics import JobMetrics
 from store.guarded_clock import GuardedClock
+from streaming.kafka.group_figures import COUNT_EVERY_S, Pending
 from streaming.kafka.part import Part
 from streaming.kafka.reading.feeds import RELEASE_BYTES_MAX, Feeds
 from streaming.kafka.settling import Settling
@@ -64,6 +65,15 @@ class Upkeep:
             if now_ms > self._marker_due_ms(part):
                 part.shard.commit(same_place(part.shard, now_ms))
             self.retain(part, now_ms)
+            self._count_groups(part)
+
+    @staticmethod
+    def _count_groups(part: Part) -> None:
+        """For the metrics, now and then."""
+        if time.monotonic() - part.counted_s >= COUNT_EVERY_S:
+            found = part.shard.store.pending_by_group()
+            part.counted = {group: Pending(*each) for group, each in found.items()}
+            part.counted_s = time.monotonic()
 
     def retain(self, part: Part, now_ms: int) -> None:
         """Delete state files that are no longer needed, of a busy shard too."""

@@ -11,7 +11,7 @@ from ingest.kafka.ended.table import Ends
 from ingest.kafka.ended.unjudged import Unjudged
 
 #: A checkpoint comes early after so many ops: a start that has to read them all keeps what it has read if it is interrupted.
-CHECKPOINT_OPS: Final = 500_000
+CHECKPOINT_OPS: Final = 200_000
 #: The shortest time between two checkpoints of a partition.
 AGAIN_S: Final = 0.5
 #: How often to look whether one is due.

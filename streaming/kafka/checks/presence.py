@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -43,6 +43,11 @@ class GroupsAlive:
         if not found.answered:
             return None
         return np.array([bool(group) and found.live.get(self._prefix + group, False) for group in producer_groups], np.bool_)
+
+    def known(self) -> Callable[[str], bool] | None:
+        """For a producer group whether it had a member when Kafka was last asked; None: not known."""
+        found = self._found
+        return (lambda group: found.live.get(self._prefix + group, False)) if found.answered and found.whole else None
 
     def _ask(self) -> groups.Members:
         came_s = time.monotonic()

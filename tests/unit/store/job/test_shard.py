@@ -208,3 +208,17 @@ def test_the_list_keeps_the_order_of_the_ends_through_refusals_and_a_checkpoint(
 def test_a_list_of_an_earlier_version_is_read():
     (row,) = Undeliverables.from_rows([[7, "too large", 1000, 3]]).items()
     assert (row[0], row[1].refusal, row[1].attempts) == (7, Refusal("too large"), 3)
+
+
+def test_pending_halves_are_counted_by_group_with_the_oldest_of_each(store):
+    batch = store.batch(half_cursor=300, op_cursor=0, now_ms=2_000_000)
+    rows = halves(1, 2, 150, 299)
+    rows["group_no"] = [store.group_no("a"), store.group_no("b"), store.group_no("a"), store.group_no("a")]
+    rows["stored_at_s"] = [50, 20, 40, 90]
+    batch.prepare(rows)
+    apply(store, batch)
+    assert store.pending_by_group() == {"a": (3, 40), "b": (1, 20)}
+    ended = store.batch(half_cursor=300, op_cursor=1, now_ms=2_000_000)
+    ended.roll_back([2], [pack_word(State.ROLLED_BACK)])
+    apply(store, ended, redo_offset=9)
+    assert store.pending_by_group() == {"a": (3, 40)}

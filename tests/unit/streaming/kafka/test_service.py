@@ -260,13 +260,15 @@ def test_an_idle_shard_writes_a_marker_soon_and_again_before_it_could_age_out(se
     shard.commit = commit
     shard.names_told, shard.store.pending_since_before = False, lambda _: iter(())
     rounds = SimpleNamespace(wanted=lambda _: False)
-    part: Any = SimpleNamespace(shard=shard, rounds=rounds, claimed_ms=now_ms, tell_again_ms=0, retained_ms=0)
+    shard.store.pending_by_group = lambda: {"orders": (2, 7)}
+    part: Any = SimpleNamespace(shard=shard, rounds=rounds, claimed_ms=now_ms, tell_again_ms=0, retained_ms=0, counted_s=-1e9)
     start_ms = now_ms + FIRST_MARKER_MS
     while now_ms < start_ms + 1000:
         made.work(part)
         now_ms += 50
     assert [at - start_ms for at in written] == [50, 350, 650, 950]
     assert (shard.marker.half_cursor, shard.marker.op_cursor) == (0, 0)
+    assert part.counted == {"orders": (2, 7)}, "for the metrics"
 
 
 def test_state_files_of_a_shard_that_is_never_idle_are_looked_through_too():
