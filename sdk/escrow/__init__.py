@@ -12,6 +12,7 @@ docs/producers.md and docs/consumers.md teach them. The SDK imports none of the 
 
 from importlib.metadata import PackageNotFoundError, version
 
+from escrow._background import EndCounts
 from escrow._deliveries import Delivery, Pending
 from escrow._transport import tls_context
 from escrow.aio import AsyncConsumer, AsyncProducer, AsyncTransaction
@@ -70,6 +71,7 @@ __all__ = [
     "End",
     "EndAnswer",
     "EndConflict",
+    "EndCounts",
     "EndRefused",
     "EscrowError",
     "Half",

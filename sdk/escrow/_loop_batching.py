@@ -46,6 +46,11 @@ class LoopBatcher(Generic[_Item, _Answer]):
         self._idle = asyncio.Event()
         self._idle.set()
 
+    @property
+    def waiting_count(self) -> int:
+        """Parcels that no request has taken yet."""
+        return self._policy.waiting_count
+
     def submit(self, items: Sequence[_Item], *, size_bytes: int = 0, key: Hashable = None) -> asyncio.Future[list[_Answer]]:
         """Answers to these items. Cancelling the future helps until they are taken."""
         if self._policy.closing:
@@ -72,6 +77,8 @@ class LoopBatcher(Generic[_Item, _Answer]):
             return False
         finally:
             self._abandon()
+            if self._under_way:  # they are cancelled: their callers know it when this returns
+                await asyncio.wait(list(self._under_way))
 
     def _abandon(self) -> None:
         self._unschedule()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import ClassVar, Final, Generic, Literal, TypeVar
 
 from escrow._arguments import require_function, require_message, require_on_error
+from escrow._background import BackgroundEnds, EndCounts, refusal_of
 from escrow._batch_policy import Limits
 from escrow._sender import Engine
 from escrow.api import Api
-from escrow.errors import EndConflict, EndRefused, EscrowError
-from escrow.messages import Check, End, Half, Message, Outcome, TransactionResult, Verdict, remark_of
+from escrow.errors import EscrowError, NotEnded
+from escrow.messages import Check, End, Half, Message, Outcome, TransactionResult, remark_of
 
 log: Final = logging.getLogger("escrow.producer")
 
@@ -44,12 +45,16 @@ class ProducerBase(Generic[_Listener]):
         member: str | None = None,
         check_threads: int = 4,
         check_wait_s: float = 30.0,
+        end: Literal["wait", "background"] = "wait",
+        on_not_ended: Callable[[NotEnded], object] | None = None,
     ) -> None:
+        _check_end(end, on_check, on_not_ended)
         if on_check is not None:
             require_function("on_check", on_check, "it gets a Check and returns an Outcome", may_be_coroutine=self._awaits)
         limits = Limits(linger_s=linger_s, batch_max=batch_max, retry_for_s=retry_for_s, timeout_s=timeout_s)
         api = Api(url, token=token, tls=tls, timeout_s=timeout_s, retry_for_s=retry_for_s)
         self._engine = Engine(api, group, limits)
+        self._in_background, self._background = end == "background", BackgroundEnds(on_not_ended)
         self._member, self._check_threads, self._check_wait_s = member, check_threads, check_wait_s
         if on_check is not None:
             self._listen_to(on_check)
@@ -64,6 +69,11 @@ class ProducerBase(Generic[_Listener]):
     @property
     def group(self) -> str:
         return self._engine.group
+
+    @property
+    def ends(self) -> EndCounts:
+        """What has become of the ends that were said in the background (`end="background"`)."""
+        return self._background.counts
 
 
 class Begun:
@@ -108,15 +118,24 @@ class Begun:
         return self.result is not None and self.result.outcome is not Outcome.UNKNOWN
 
 
+def _check_end(end: str, on_check: object, on_not_ended: object) -> None:
+    if end not in ("wait", "background"):
+        raise ValueError(f'end: is {end!r}; pass "wait" or "background"')
+    if end == "background" and on_check is None:
+        raise ValueError(
+            'end: "background" needs on_check: a process that dies before its end is sent leaves the outcome to check-back'
+        )
+    if end == "wait" and on_not_ended is not None:
+        raise ValueError('on_not_ended: is for end="background"; a call that waits raises EndConflict and EndRefused itself')
+
+
 def checked(result: TransactionResult) -> TransactionResult:
     """The result, or the error that it stands for. What was not delivered is only logged: check-back settles it."""
-    answer = result.answer
-    if answer is None:
+    not_ended = refusal_of(result)
+    if not_ended is not None:
+        raise not_ended
+    if result.answer is None and not result.in_background:
         log.warning("%s: %s was not delivered (%s); check-back settles it", result.id, result.outcome.name, result.error)
-    elif not answer.stands and result.outcome is not Outcome.UNKNOWN:
-        if answer.verdict is Verdict.CONFLICT:
-            raise EndConflict(f"{result.id}: {result.outcome.name} was said, but it had ended before as {answer.state}", result)
-        raise EndRefused(f"{result.id}: {result.outcome.name} was refused: {answer.reason}", result)
     return result
 
 

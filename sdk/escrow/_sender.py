@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from escrow import _calls
 from escrow._arguments import require_message
+from escrow._background import WAITING_MAX, BackgroundEnds, patient
 from escrow._batch_policy import Limits
 from escrow._batching import Batcher
 from escrow._checking import CheckLoop
@@ -23,7 +24,7 @@ from escrow._loop import LoopHome, LoopTransport
 from escrow._loop_batching import LoopBatcher
 from escrow._otel import carrying
 from escrow.api import Api
-from escrow.messages import Check, End, EndAnswer, Half, Message, Position
+from escrow.messages import Check, End, EndAnswer, Half, Message, Outcome, Position, TransactionResult
 
 log: Final = logging.getLogger("escrow.producer")
 
@@ -42,11 +43,13 @@ class Engine:
         if not group:
             raise ValueError("group: is empty; name the producer group that ends these transactions and is asked about them")
         self.api, self.group, self.limits = api, group, limits
+        self.home = api.transport.server.home
         #: 96 bits in 16 characters: a key is stored with its half.
         self._key_prefix, self._key_numbers = secrets.token_urlsafe(12), itertools.count()
         self._halves: Batcher[_Keyed, Half] = Batcher("halves", self._send_halves, limits)
         self._messages: Batcher[Message, Position] = Batcher("messages", self._send_messages, limits)
         self._ends: Batcher[End, EndAnswer] = Batcher("ends", self._send_ends, limits)
+        self._background_ends: Batcher[End, EndAnswer] = Batcher("background-ends", self._send_ends, patient(limits))
         self._checks: CheckLoop | None = None
         self._unasked: list[str] = []
         self.warn_unasked("pass on_check, or see that another member, a webhook or a check listener answers for this group")
@@ -96,6 +99,15 @@ class Engine:
         """The same in the background."""
         return self._ends.submit(ends)
 
+    def end_in_background(self, half: Half, outcome: Outcome, remark: str, ledger: BackgroundEnds) -> TransactionResult:
+        """Hand in an end that is not waited for, unless too many wait before it."""
+        waits = self._background_ends.waiting_count >= WAITING_MAX
+        future = self._background_ends.submit([End(half.id, outcome, remark)])
+        ledger.begin()
+        result = TransactionResult(half.id, half.half_offset, outcome, None, remark, None, True)
+        future.add_done_callback(lambda done: _note(ledger, result, done))
+        return result._replace(answer=future.result()[0]) if waits else result
+
     def listen(self, listener: Callable[[Check], object], member: str | None, *, threads: int, wait_s: float) -> None:
         """Begin to answer check requests."""
         self._unasked.clear()
@@ -104,6 +116,10 @@ class Engine:
         )
         self._checks.start()
 
+    @property
+    def _batchers(self) -> tuple[Batcher[Any, Any], ...]:
+        return self._halves, self._messages, self._ends, self._background_ends
+
     def close(self, timeout_s: float) -> bool:
         """In this order, within this time:
 
@@ -111,14 +127,14 @@ class Engine:
         2  everything that was handed in is sent
         3  what could not be sent in time gets `Closed`, the connections are closed
         """
-        if self.api.transport.server.home.is_left:
+        if self.home.is_left:
             return True
         give_up_at = time.monotonic() + timeout_s
         done = self._checks is None or self._checks.stop(give_up_at)  # 1
-        for batcher in (self._halves, self._messages, self._ends):  # 2
+        for batcher in self._batchers:  # 2
             done = batcher.close(max(0.0, give_up_at - time.monotonic())) and done
-        for left in (self._halves, self._messages, self._ends):  # 3
-            left.abandon()
+        for batcher in self._batchers:  # 3
+            batcher.abandon()
         self.api.close()
         was_closed(self)
         return done
@@ -137,6 +153,18 @@ class LoopEngine:
         self._halves: LoopBatcher[_Keyed, Half] = LoopBatcher("halves", self._send_halves, limits, under_way_max=under_way_max)
         self._messages: LoopBatcher[Message, Position] = LoopBatcher("messages", self._send_messages, limits)
         self._ends: LoopBatcher[End, EndAnswer] = LoopBatcher("ends", self._send_ends, limits, under_way_max=under_way_max)
+        self._background_ends: LoopBatcher[End, EndAnswer] = LoopBatcher(
+            "background-ends", self._send_ends, patient(limits), under_way_max=under_way_max
+        )
+
+    async def end_in_background(self, half: Half, outcome: Outcome, remark: str, ledger: BackgroundEnds) -> TransactionResult:
+        """Hand in an end that is not waited for, unless too many wait before it."""
+        waits = self._background_ends.waiting_count >= WAITING_MAX
+        future = self._background_ends.submit([End(half.id, outcome, remark)])
+        ledger.begin()
+        result = TransactionResult(half.id, half.half_offset, outcome, None, remark, None, True)
+        future.add_done_callback(lambda done: _note(ledger, result, done))
+        return result._replace(answer=(await asyncio.shield(future))[0]) if waits else result
 
     async def _send_halves(self, _: Hashable, keyed: Sequence[_Keyed], give_up_at: float) -> list[Half]:
         messages, keys = zip(*keyed, strict=True)
@@ -164,9 +192,22 @@ class LoopEngine:
 
     async def close(self, timeout_s: float) -> bool:
         """What was handed in is sent; what could not be in time gets `Closed`."""
-        done = await asyncio.gather(*[batcher.close(timeout_s) for batcher in (self._halves, self._messages, self._ends)])
+        batchers: tuple[LoopBatcher[Any, Any], ...] = (self._halves, self._messages, self._ends, self._background_ends)
+        done = await asyncio.gather(*[batcher.close(timeout_s) for batcher in batchers])
         self._transport.close()
         return all(done)
+
+
+def _note(
+    ledger: BackgroundEnds, result: TransactionResult, done: Future[list[EndAnswer]] | asyncio.Future[list[EndAnswer]]
+) -> None:
+    """What came of a background end, by the future that had it."""
+    if done.cancelled():
+        ledger.settle(result, None, None)
+    elif (error := done.exception()) is not None:
+        ledger.settle(result, None, error)
+    else:
+        ledger.settle(result, done.result(), None)
 
 
 def _carried(messages: Sequence[Message]) -> Sequence[Message]:

@@ -87,7 +87,7 @@ class AsyncProducer(ProducerBase[AsyncListener]):
         """The engine of this event loop."""
         if self._closed:
             raise Closed("this producer is closed")
-        self._engine.api.transport.server.home.refuse_elsewhere()
+        self._engine.home.refuse_elsewhere()
         bound = self._bound
         return bound if bound is not None and bound.home.is_here() else self._bind()
 
@@ -126,6 +126,8 @@ class AsyncProducer(ProducerBase[AsyncListener]):
         return AsyncTransaction(self, message, on_error)
 
     async def _finish(self, half: Half, outcome: Outcome, remark: str) -> TransactionResult:
+        if self._in_background:
+            return await self._here().end_in_background(half, outcome, remark, self._background)
         answer, failure = None, None
         try:
             with span("end", transaction_id=half.id, outcome=outcome):

@@ -184,7 +184,7 @@ def _end_answer(verdict: str, reason: str, state: str) -> EndAnswer:
 
 class TransactionResult(NamedTuple):
     """A transaction after its local part. `answer` is None where the end could not be delivered: `error` says why, and
-    check-back settles it."""
+    check-back settles it. With `end="background"` it is None, too: the end is on its way (`in_background`)."""
 
     id: str
     half_offset: int
@@ -192,6 +192,7 @@ class TransactionResult(NamedTuple):
     answer: EndAnswer | None = None
     remark: str = ""
     error: EscrowError | None = None
+    in_background: bool = False
 
     @property
     def committed(self) -> bool:

@@ -49,6 +49,9 @@ class Producer(ProducerBase[Listener]):
                       messages only where they were certainly not stored
     member            a name for this process among the group's members; one is made up otherwise
     check_threads     check-backs answered at the same time
+    end               "wait": a transaction returns when Escrow has answered its end. "background": it returns when the local
+                      transaction is decided; the end is sent at once and retried until it is answered. Needs on_check
+    on_not_ended      with end="background": gets the EndConflict or EndRefused that a call which waits would raise
     """
 
     _awaits = False
@@ -103,7 +106,9 @@ class Producer(ProducerBase[Listener]):
         return Transaction(self, message, on_error)
 
     def _finish(self, half: Half, outcome: Outcome, remark: str) -> TransactionResult:
-        """Say the outcome; what came of it."""
+        """Say the outcome; what came of it, unless that is left to the background."""
+        if self._in_background:
+            return self._engine.end_in_background(half, outcome, remark, self._background)
         answer, failure = None, None
         try:
             with span("end", transaction_id=half.id, outcome=outcome):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -248,3 +249,90 @@ def test_kills_of_the_edge_lose_and_double_nothing(tmp_path):
                     message.ack()
                 assert sorted(found) == sorted(placed), "once each"
     assert verify(tmp_path / "data" / "store").problems == []
+
+
+# --- ends in the background -----------------------------------------------------------------------------------------------
+def found_of(running, count):
+    """The texts of so many different messages."""
+    with Consumer(running.url, "paid", "readers", prefetch=256) as consumer:
+        found: list[str] = []
+        while len(set(found)) < count:
+            message = taken(consumer)
+            found.append(message.text)
+            message.ack()
+        return found
+
+
+def test_kills_of_the_edge_lose_no_background_end(tmp_path):
+    """Callers go on through three kills, and none of them waits for an end."""
+    with live(tmp_path / "data") as running:
+        placed: list[str] = []
+        stop = threading.Event()
+
+        def work(worker):
+            number = 0
+            while not stop.is_set():
+                body = f"{worker}-{number}"
+                assert sending.send_in_transaction(Message("paid", body), lambda *_: Outcome.COMMIT).in_background
+                placed.append(body)
+                number += 1
+
+        options: Any = {"retry_for_s": 60, "on_check": lambda check: Outcome.COMMIT, "end": "background"}
+        with Producer(running.url, "orders", **options) as sending, ThreadPoolExecutor(8) as pool:
+            working = [pool.submit(work, worker) for worker in range(8)]
+            try:
+                for _ in range(3):
+                    until_more(placed, 50)
+                    running.kill_edge()
+                    running.start_edge()
+                until_more(placed, 1)
+            finally:
+                stop.set()
+            for done in working:
+                done.result()
+            assert sending.close(60)
+            assert sending.ends == (0, len(placed), 0, 0, 0), "each was answered"
+        assert sorted(found_of(running, len(placed))) == sorted(placed), "once each"
+    assert verify(tmp_path / "data" / "store").problems == []
+
+
+def test_a_kill_of_the_edge_loses_no_background_end_of_tasks(tmp_path):
+    async def commit(*_):
+        return Outcome.COMMIT
+
+    async def main(running):
+        options: Any = {"retry_for_s": 60, "on_check": lambda check: Outcome.COMMIT, "end": "background"}
+        async with AsyncProducer(running.url, "orders", **options) as sending:
+
+            async def work(worker):
+                for number in range(COUNT):
+                    await sending.send_in_transaction(Message("paid", f"{worker}-{number}"), commit)
+
+            working = [asyncio.create_task(work(worker)) for worker in range(8)]
+            while sending.ends.ended < 50:
+                await asyncio.sleep(0.005)
+            await asyncio.to_thread(running.kill_edge)
+            await asyncio.to_thread(running.start_edge)
+            await asyncio.gather(*working)
+            assert await sending.close(60)
+            assert sending.ends == (0, 8 * COUNT, 0, 0, 0)
+
+    with live(tmp_path / "data") as running:
+        asyncio.run(main(running))
+        placed = [f"{worker}-{number}" for worker in range(8) for number in range(COUNT)]
+        assert sorted(found_of(running, len(placed))) == sorted(placed)
+
+
+def test_check_back_settles_what_a_closed_producer_could_not_send(tmp_path):
+    """The edge is dead when the local transaction has committed, and when the producer is closed."""
+    with live(tmp_path / "data") as running:
+        lost = Producer(running.url, "orders", on_check=lambda check: Outcome.UNKNOWN, end="background")
+        with lost.transaction(Message("paid", "order 1")) as tx:
+            running.kill_edge()
+        assert tx.result is not None
+        assert tx.result.in_background
+        assert lost.close(0.5) is False
+        eventually(lambda: lost.ends.undelivered == 1)
+        running.start_edge()
+        with Producer(running.url, "orders", on_check=lambda check: Outcome.COMMIT):
+            assert found_of(running, 1) == ["order 1"]
