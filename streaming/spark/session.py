@@ -170,11 +170,17 @@ def spark_conf(settings: Settings, run: Path, log4j: Path) -> dict[str, str]:
         "spark.ui.port": str(settings.spark_ui_port or 4040),
         "spark.local.dir": str(run),
         "spark.sql.warehouse.dir": (run / "warehouse").as_uri(),
-        "spark.pyspark.python": sys.executable,
+        "spark.pyspark.python": _executors_python(settings),
         "spark.pyspark.driver.python": sys.executable,
         "spark.driver.extraJavaOptions": " ".join(_quoted(word) for word in java),
         **(kafka_conf(settings) if settings.mode == "kafka" else {}),
     }
+
+
+def _executors_python(settings: Settings) -> str:
+    """On this machine our own; on a cluster PYSPARK_PYTHON, or `spark.pyspark.python` of sparkConfFile, which comes first."""
+    own = None if settings.spark_master.startswith("local") else os.environ.get("PYSPARK_PYTHON")
+    return own or sys.executable
 
 
 def _roomy(settings: Settings) -> list[str]:
@@ -190,7 +196,6 @@ def _quoted(word: str) -> str:
 def start_spark(settings: Settings, run: Path) -> SparkSession:
     """A session in this process. What the JVM says goes into the log directory, not to the terminal."""
     settings.log_dir.mkdir(parents=True, exist_ok=True)
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     # Another Spark's settings must not leak in, and no cluster's resolver is needed for one machine.
     os.environ.pop("SPARK_HOME", None)
     os.environ["SPARK_LOCAL_IP"] = settings.spark_driver_host
@@ -199,6 +204,8 @@ def start_spark(settings: Settings, run: Path) -> SparkSession:
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         raise JobCannotStart("no Java was found: install a Java 17 runtime, or set JAVA_HOME")
     told = spark_conf(settings, run, _log4j_file(run))
+    # PySpark asks the variable, not its own setting, which Python the executors start.
+    os.environ["PYSPARK_PYTHON"], os.environ["PYSPARK_DRIVER_PYTHON"] = told["spark.pyspark.python"], sys.executable
     conf = SparkConf(loadDefaults=False).setAll(list(told.items()))
     with open(settings.log_dir / JVM_OUTPUT, "wb") as output:
         gateway = _gateway(write_properties(told, run), output)
