@@ -60,10 +60,10 @@ help: ## list the tasks (this)
 run: venv ## start the whole service in the foreground (RUN="--data DIR --set KEY=VALUE" for more)
 	@exec $(BIN)/escrow run $(RUN)
 
-# First what needs nothing but Python, on all cores; then what starts the service, Spark and browsers, one after another; then
+# First what needs nothing but Python (tests/endpoint starts the edge alone), on all cores; then what starts the service, Spark and browsers, one after another; then
 # brokers, two files at a time: they wait more than they work.
 # (5: pytest's word for "none of these was chosen", by PYTEST="-k ...".)
-ALONE := tests/unit tests/property tests/faults
+ALONE := tests/unit tests/endpoint tests/property tests/faults
 PAIRS := tests/kafka
 test: lint tools ## lint, then all tests
 	$(BIN)/python -m pytest --numprocesses=auto $(ALONE) $(PYTEST) || [ $$? = 5 ]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.cli.conftest import Shell
 from tests.support.endpoint import until
 from tests.support.live import live
+from tests.support.shell import Shell
 
 
 def test_listed_and_replayed(tmp_path):

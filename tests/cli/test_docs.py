@@ -11,8 +11,8 @@ import pytest
 from escrow.cli import build_parser
 from escrow.cli.completion import places
 from runtime.commands.export import schema
-from tests.cli.conftest import PATIENCE_S, ROOT
 from tests.support.pages import blocks
+from tests.support.shell import PATIENCE_S, ROOT
 
 PAGE = (ROOT / "docs" / "cli.md").read_text()
 BLOCKS = [block.text for block in blocks("docs/cli.md") if block.run_by == "tests/cli/test_docs.py"]

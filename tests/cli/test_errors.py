@@ -10,8 +10,8 @@ import pytest
 from escrow import Api, NotAllowed
 from escrow.cli import COMMANDS, build_parser
 from escrow.cli.completion import places
-from tests.cli.conftest import ROOT
 from tests.support.endpoint import quiet_port, running, until
+from tests.support.shell import ROOT
 
 EVERY = [place.path for place in places(build_parser()) if place.path]
 

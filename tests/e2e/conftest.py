@@ -16,19 +16,9 @@ import pytest
 
 from store.inspect.verify.store import verify
 from tests.support.otlp import Receiver
+from tests.support.whole_service import DEADLINE_S, SETS
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 240.0
-SETS = (
-    "listenPort=0",
-    "grpcPort=0",
-    "jobMetricsPort=0",
-    "transactionTimeOut=1s",
-    "transactionCheckInterval=2s",
-    "transactionCheckMax=2",
-    "commitLogSegmentSize=1MiB",
-    "maxBodySize=64KiB",
-)
 
 
 @dataclass

@@ -10,7 +10,7 @@ import sys
 import pyarrow.parquet as pq
 
 from escrow import Outcome, Producer
-from tests.e2e.conftest import DEADLINE_S, SETS
+from tests.support.whole_service import DEADLINE_S, SETS
 
 
 def escrow(run, *args, code=0):

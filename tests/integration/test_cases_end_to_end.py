@@ -20,7 +20,7 @@ MILLION = (
 # --- prepare and end --------------------------------------------------------------------------------------------------
 
 
-def test_1_2_3_6_15_19_ends_of_four_halves(world):
+def test_ends_of_four_halves_1_2_3_6_15_19(world):
     world.settle()  # 15: an empty queue
     assert world.released() == []
     halves = [world.half(b"%d" % n) for n in range(4)]
@@ -40,7 +40,7 @@ def test_1_2_3_6_15_19_ends_of_four_halves(world):
     world.assert_gauge()  # 19
 
 
-def test_4_5_commit_from_a_check_is_the_same(world):
+def test_commit_from_a_check_is_the_same_4_5(world):
     asked = world.half(b"asked")
     world.online()
     assert world.round() == [asked]
@@ -55,7 +55,7 @@ def test_4_5_commit_from_a_check_is_the_same(world):
     assert world.metric("escrow_settled_total", outcome="commit", via="check") == 1
 
 
-def test_27_28_29_repeated_and_contradictory_ends(world):
+def test_repeated_and_contradictory_ends_27_28_29(world):
     one, two = world.half(b"one"), world.half(b"two")
     world.commit(one)
     world.rollback(two)
@@ -67,7 +67,7 @@ def test_27_28_29_repeated_and_contradictory_ends(world):
     assert world.released() == [b"one"]
 
 
-def test_33_in_one_batch_the_first_in_the_log_wins(world):
+def test_in_one_batch_the_first_in_the_log_wins_33(world):
     half = world.half(b"first")
     assert world.commit(half).verdict is Verdict.ACCEPTED
     assert world.rollback(half).verdict is Verdict.CONFLICT
@@ -75,7 +75,7 @@ def test_33_in_one_batch_the_first_in_the_log_wins(world):
     assert world.released() == [b"first"]
 
 
-def test_34_35_36_wrong_group_and_unknown_ids(world):
+def test_wrong_group_and_unknown_ids_34_35_36(world):
     half = world.half()
     assert world.commit(half, group="other").verdict is Verdict.REFUSED
     assert world.commit(half + 1).verdict is Verdict.REFUSED
@@ -85,7 +85,7 @@ def test_34_35_36_wrong_group_and_unknown_ids(world):
     assert world.edge.half_end == 1
 
 
-def test_37_50_an_end_before_its_half_is_streamed(make_world):
+def test_an_end_before_its_half_is_streamed_37_50(make_world):
     world = make_world("maxRecordsPerBatch=7", start=False)
     halves = [world.half(b"%d" % n) for n in range(40)]
     for half in reversed(halves):  # the ops of the last halves come first: each must wait for its half
@@ -101,7 +101,7 @@ def test_37_50_an_end_before_its_half_is_streamed(make_world):
 # --- when a half is checked -------------------------------------------------------------------------------------------
 
 
-def test_9_38_41_42_immunity(world):
+def test_immunity_9_38_41_42(world):
     """Whole seconds on both sides: an age of exactly the immunity waits, one second more is checked."""
     texts = {"1": 6, "5": 6, None: 6, "-1": 6, "100.5": 6, "": 6, "abc": 6, "7": 7, "100": 100, "9" * 30: 72 * 3600}
     halves = {world.half(immunity=text): immunity_s for text, immunity_s in texts.items()}
@@ -115,7 +115,7 @@ def test_9_38_41_42_immunity(world):
         age_s = target_s
 
 
-def test_11_55_one_check_a_round(world):
+def test_one_check_a_round_11_55(world):
     half = world.half()
     world.online()
     assert world.round() == [half]
@@ -127,7 +127,7 @@ def test_11_55_one_check_a_round(world):
     assert world.round() == [half]
 
 
-def test_10_30_47_unknown_for_ever(make_world):
+def test_unknown_for_ever_10_30_47(make_world):
     world = make_world("transactionCheckMax=3")
     half = world.half(b"never")
     asked = 0
@@ -149,7 +149,7 @@ def test_10_30_47_unknown_for_ever(make_world):
     world.assert_gauge()
 
 
-def test_16_43_born_time_is_kept_and_never_used(world):
+def test_born_time_is_kept_and_never_used_16_43(world):
     hour_ms = 3_600_000
     early = world.half(b"early", born_at_ms=world.clock.now_ms() - hour_ms)
     late = world.half(b"late", born_at_ms=world.clock.now_ms() + hour_ms)
@@ -162,7 +162,7 @@ def test_16_43_born_time_is_kept_and_never_used(world):
     assert (released.body, released.fields["born_at_ms"]) == (b"early", world.clock.now_ms() - 30_000 - hour_ms)
 
 
-def test_20_44_45_nobody_there_is_not_counted(make_world):
+def test_nobody_there_is_not_counted_20_44_45(make_world):
     world = make_world("presenceTtl=30s")
     half = world.half(b"back", group="away")
     for _ in range(3):
@@ -181,7 +181,7 @@ def test_20_44_45_nobody_there_is_not_counted(make_world):
     assert (world.released(), world.check_count(half)) == ([b"back"], 1)
 
 
-def test_31_32_an_end_stops_the_checks(world):
+def test_an_end_stops_the_checks_31_32(world):
     first, second = world.half(b"1"), world.half(b"2")
     world.online()
     world.hand_over(world.round())
@@ -194,7 +194,7 @@ def test_31_32_an_end_stops_the_checks(world):
     assert world.released() == [b"1", b"2"]
 
 
-def test_39_a_long_immunity_costs_no_attempt(world):
+def test_a_long_immunity_costs_no_attempt_39(world):
     """Immunity 600 s, checkMax 15, interval 30 s."""
     half = world.half(immunity="600")
     asked = []
@@ -207,7 +207,7 @@ def test_39_a_long_immunity_costs_no_attempt(world):
     assert world.turn_proposals()[0] == (half, "ACCEPTED")
 
 
-def test_40_a_commit_inside_the_immunity(world):
+def test_a_commit_inside_the_immunity_40(world):
     half = world.half(b"slow", immunity="300")
     for _ in range(3):
         world.online()
@@ -217,7 +217,7 @@ def test_40_a_commit_inside_the_immunity(world):
     assert world.released() == [b"slow"]
 
 
-def test_49_expired_has_its_own_reason(make_world):
+def test_expired_has_its_own_reason_49(make_world):
     world = make_world("fileReservedTime=1")
     half = world.half()
     world.settle()
@@ -228,7 +228,7 @@ def test_49_expired_has_its_own_reason(make_world):
     assert world.metric("escrow_discards_total", reason="expired") == 1
 
 
-def test_61_resume(make_world):
+def test_resume_61(make_world):
     world = make_world("transactionCheckMax=1")
     half = world.half(b"again")
     for _ in range(4):
@@ -247,7 +247,7 @@ def test_61_resume(make_world):
     assert world.metric("escrow_settled_total", outcome="commit", via="operator") == 1
 
 
-def test_65_groups_with_the_same_java_hash(world):
+def test_groups_with_the_same_java_hash_65(world):
     a, b = world.half(group="Aa"), world.half(group="BB")
     world.online("BB")
     assert world.round() == [b]
@@ -256,7 +256,7 @@ def test_65_groups_with_the_same_java_hash(world):
     assert world.round() == [a]
 
 
-def test_67_a_standby_asks_nobody(make_world):
+def test_a_standby_asks_nobody_67(make_world):
     world = make_world("role=standby")
     world.half()
     world.online()
@@ -303,7 +303,7 @@ def test_outstanding_requests_of_a_group_are_bounded(make_world):
 # --- many at once -----------------------------------------------------------------------------------------------------
 
 
-def test_23_a_hundred_and_twenty_messages(world):
+def test_a_hundred_and_twenty_messages_23(world):
     chance = Random(23)
     plans = ["commit", "rollback", "commit in check", "rollback in check", "unknown"] * 24
     chance.shuffle(plans)
@@ -325,7 +325,7 @@ def test_23_a_hundred_and_twenty_messages(world):
     world.assert_gauge()
 
 
-def test_57_an_old_pending_head_delays_nobody(world):
+def test_an_old_pending_head_delays_nobody_57(world):
     head = world.half(b"head", immunity="5000")
     halves = [half for n in range(5) for half in world.halves(b"%d %d" % (n, at) for at in range(500))]  # three state files
     world.end_all(halves[::100], OpKind.COMMIT)
@@ -336,7 +336,7 @@ def test_57_an_old_pending_head_delays_nobody(world):
     assert world.job.store.table.scannable() == [0]
 
 
-def test_58_a_million_pending(make_world):
+def test_a_million_pending_58(make_world):
     """One round over all of them: no body is written again, and what it writes is bounded by what it asks."""
     world = make_world(*MILLION)
     for _ in range(20):
@@ -358,7 +358,7 @@ def test_58_a_million_pending(make_world):
 # --- a crash of the edge ----------------------------------------------------------------------------------------------
 
 
-def test_62_a_torn_tail_is_cut_while_the_job_runs_on(world):
+def test_a_torn_tail_is_cut_while_the_job_runs_on_62(world):
     kept = [world.half(b"kept"), world.half(b"kept too")]
     world.settle()
     end = world.edge.log.end

@@ -17,7 +17,7 @@ from tests.support.job_world import spoil
 # --- check delivery ---------------------------------------------------------------------------------------------------
 
 
-def test_21_46_a_member_that_goes_away_while_it_is_asked(core):
+def test_a_member_that_goes_away_while_it_is_asked_21_46(core):
     asked, other = core.send("asked"), core.send("other")
     core.ask_round()
     with pytest.raises(MemberGone):
@@ -40,7 +40,7 @@ def test_21_46_a_member_that_goes_away_while_it_is_asked(core):
     core.assert_gauge()
 
 
-def test_31_a_request_that_the_commit_overtook_is_not_handed_over(core):
+def test_a_request_that_the_commit_overtook_is_not_handed_over_31(core):
     id = core.send("quick")
     core.ask_round()
     core.tell(id, "commit")
@@ -49,7 +49,7 @@ def test_31_a_request_that_the_commit_overtook_is_not_handed_over(core):
     assert core.released() == [b"quick"]
 
 
-def test_68_unknown_with_a_remark_is_history_and_settles_nothing(core):
+def test_unknown_with_a_remark_is_history_and_settles_nothing_68(core):
     id = core.send("undecided")
     core.ask_round()
     assert core.poll() == [id]
@@ -77,7 +77,7 @@ def _until_discard_is_due(world: CoreWorld) -> None:
     world.ask_round()
 
 
-def test_48_a_discard_that_cannot_be_stored(make_core):
+def test_a_discard_that_cannot_be_stored_48(make_core):
     core = make_core("transactionCheckMax=1")
     id = core.send("stuck")
     half = core.half_of(id)
@@ -99,7 +99,7 @@ def test_48_a_discard_that_cannot_be_stored(make_core):
     core.assert_gauge()
 
 
-def test_22_30_61_operators_and_discarded_halves(make_core):
+def test_operators_and_discarded_halves_22_30_61(make_core):
     core = make_core("transactionCheckMax=1")
     readable, unreadable = core.send("readable"), core.send("unreadable")
     core.ask_round()
@@ -132,7 +132,7 @@ def test_22_30_61_operators_and_discarded_halves(make_core):
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def test_59_a_half_with_a_delay_is_refused(core):
+def test_a_half_with_a_delay_is_refused_59(core):
     for name in ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "__STARTDELIVERTIME"):
         with pytest.raises(DelayedHalf, match=f"properties: {name}: .*leave it out"):
             core.send("late", properties={name: "3"})
@@ -143,7 +143,7 @@ def test_59_a_half_with_a_delay_is_refused(core):
     assert core.released() == [b"at once"]
 
 
-def test_34_35_36_ids_that_are_not_the_callers(core):
+def test_ids_that_are_not_the_callers_34_35_36(core):
     id = core.send("mine")
     core.send("theirs", group="others")
     assert core.tell(id, "commit", group="others").reason == "wrong group"
@@ -155,7 +155,7 @@ def test_34_35_36_ids_that_are_not_the_callers(core):
     assert core.job.store.marker.pending == 2
 
 
-def test_67_a_standby_refuses_ends_and_asks_nobody(make_core):
+def test_a_standby_refuses_ends_and_asks_nobody_67(make_core):
     master = make_core()
     id = master.send("kept")
     master.settle()
@@ -175,7 +175,7 @@ def test_67_a_standby_refuses_ends_and_asks_nobody(make_core):
 # --- recovery ---------------------------------------------------------------------------------------------------------
 
 
-def test_33_63_64_66_a_rebuild_from_a_redo_log_of_many_files(make_core):
+def test_a_rebuild_from_a_redo_log_of_many_files_33_63_64_66(make_core):
     """Ends lie in later files than their halves; the state table is lost; the job rebuilds what it was, and old ids still work."""
     core = make_core(start=False)
     halves = list(core.halves(b"%04d" % n for n in range(1_500)))

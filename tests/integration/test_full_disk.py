@@ -15,10 +15,10 @@ from store.io import disk
 from store.io.pages import JobSlot
 from store.read.readers import open_readers
 from store.records import OpKind
-from tests.integration.test_supervisor import running, until
 from tests.support.edge_client import RemoteError
 from tests.support.job_world import JobWorld
 from tests.support.mount import mounted
+from tests.support.supervised import running, until
 
 #: Spark starts slowly where many others are at work.
 PATIENCE_S = 400.0

@@ -105,7 +105,7 @@ def test_an_idle_stream_makes_no_batches(world):
 # --- damage -----------------------------------------------------------------------------------------------------------
 
 
-def test_52_56_corrupt_frames_are_set_aside(make_world):
+def test_corrupt_frames_are_set_aside_52_56(make_world):
     world = make_world(start=False)
     halves = world.halves(b"body-%d" % n for n in range(6))
     world.end_all(halves[:5], OpKind.COMMIT)
@@ -220,7 +220,7 @@ def test_the_process_gives_every_start_a_new_checkpoint(tmp_path):
 # --- rounds over restarts, clock --------------------------------------------------------------------------------------
 
 
-def test_55_a_restart_repeats_no_check(world):
+def test_a_restart_repeats_no_check_55(world):
     halves = list(world.halves(b"%d" % n for n in range(5)))
     world.online()
     assert world.round() == halves
@@ -239,7 +239,7 @@ def test_55_a_restart_repeats_no_check(world):
     assert world.round(16) == halves
 
 
-def test_55_a_crash_in_the_middle_of_a_round(world, monkeypatch):
+def test_a_crash_in_the_middle_of_a_round_55(world, monkeypatch):
     monkeypatch.setattr("streaming.settlement.settle.ROUND_PART_ROWS", 16)
     monkeypatch.setattr("streaming.settlement.rounds.SLICE_S", 0.0)
     halves = list(world.halves(b"%d" % n for n in range(64)))

@@ -52,7 +52,7 @@ def _run_until_dead(worlds: Sequence[JobWorld]) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_53_54_a_job_killed_around_the_release(make_world):
+def test_a_job_killed_around_the_release_53_54(make_world):
     worlds = [make_world(name=failpoint, start=False) for failpoint in POINTS]
     for world in worlds:
         for body in (b"once", b"never", b"pending"):

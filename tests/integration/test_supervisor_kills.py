@@ -13,8 +13,8 @@ from pathlib import Path
 
 from store.inspect.verify.store import verify
 from store.read.readers import open_readers
-from tests.integration.test_supervisor import running, until
 from tests.support.edge_client import EdgeClient, RemoteError
+from tests.support.supervised import running, until
 
 KILLS = 8
 

@@ -175,7 +175,7 @@ def all_counted(world: KafkaWorld, places: Iterable[Place]) -> bool:
     return all(found[place] == written[place] for place in places)
 
 
-def test_5_6_27_28_29_32_33_34_35_52_the_first_end_in_the_op_partition_wins(world: KafkaWorld) -> None:
+def test_the_first_end_in_the_op_partition_wins_5_6_27_28_29_32_33_34_35_52(world: KafkaWorld) -> None:
     said = {
         "unknown": ["UNKNOWN"],
         "rolled back": ["ROLLBACK"],
@@ -203,7 +203,7 @@ def test_5_6_27_28_29_32_33_34_35_52_the_first_end_in_the_op_partition_wins(worl
     world.await_that(lambda: places_in(world, "cases"), lambda found: wrong in found)
 
 
-def test_11_16_20_31_44_45_a_due_half_is_asked_about_once_a_round_if_somebody_can_be_asked(world: KafkaWorld) -> None:
+def test_a_due_half_is_asked_about_once_a_round_if_somebody_can_be_asked_11_16_20_31_44_45(world: KafkaWorld) -> None:
     asked = world.prepare(b"asked", "cases", group="present", key=b"order 7", escrow_born_time="1700000000000", trace="abc")
     held = world.prepare(b"held", "cases", group="absent")
     immune = world.prepare(b"immune", "cases", group="present", escrow_immunity="3000")
@@ -230,7 +230,7 @@ def test_11_16_20_31_44_45_a_due_half_is_asked_about_once_a_round_if_somebody_ca
     settled(world)
 
 
-def test_10_30_47_61_unknown_for_ever_is_asked_checkmax_times_and_discarded_once_and_can_be_resumed(world: KafkaWorld) -> None:
+def test_unknown_for_ever_is_asked_checkmax_times_and_discarded_once_and_can_be_resumed_10_30_47_61(world: KafkaWorld) -> None:
     place = world.prepare(b"nobody knows", "cases", group="unsure", key=b"k")
 
     with member(world, "unsure"):
@@ -255,7 +255,7 @@ def test_10_30_47_61_unknown_for_ever_is_asked_checkmax_times_and_discarded_once
     assert len(discards_of(world, place)) == 1
 
 
-def test_1_2_3_4_15_23_57_of_a_hundred_and_twenty_halves_exactly_the_commits_arrive(world: KafkaWorld) -> None:
+def test_of_a_hundred_and_twenty_halves_exactly_the_commits_arrive_1_2_3_4_15_23_57(world: KafkaWorld) -> None:
     kinds = ("COMMIT", "ROLLBACK", "COMMIT in check", "ROLLBACK in check", "UNKNOWN")
     waits = [world.send_half(b"%d" % number, "mixed", group="mixed") for number in range(120)]
     places = [(done.partition, done.offset) for done in (wait.get(60) for wait in waits)]
@@ -279,7 +279,7 @@ def test_1_2_3_4_15_23_57_of_a_hundred_and_twenty_halves_exactly_the_commits_arr
         world.send_op(place, "ROLLBACK", group="mixed").get(60)
 
 
-def test_9_39_40_41_42_43_65_immunity_is_a_number_of_seconds_or_the_default_and_costs_no_attempt(world: KafkaWorld) -> None:
+def test_immunity_is_a_number_of_seconds_or_the_default_and_costs_no_attempt_9_39_40_41_42_43_65(world: KafkaWorld) -> None:
     """(To the second, 38, the rule is played in tests/unit/checker: here the broker's clock says when a half was stored.)"""
     ahead_s = world.ahead_s  # what is stored now is that old at once
     texts = ("1", "5", "7", "100", "-1", "100.5", "", "abc")
@@ -308,7 +308,7 @@ def test_9_39_40_41_42_43_65_immunity_is_a_number_of_seconds_or_the_default_and_
         world.say(place, "ROLLBACK", group=group)
 
 
-def test_46_a_request_that_one_member_did_not_finish_goes_to_another_and_counts_once(world: KafkaWorld) -> None:
+def test_a_request_that_one_member_did_not_finish_goes_to_another_and_counts_once_46(world: KafkaWorld) -> None:
     place = world.prepare(b"for two", "cases", group="two")
 
     def take() -> bytes:
@@ -336,7 +336,7 @@ def test_46_a_request_that_one_member_did_not_finish_goes_to_another_and_counts_
     world.say(place, "ROLLBACK", group="two", via="check")
 
 
-def test_22_37_50_56_poison_and_ops_that_come_early_or_late_hinder_nobody(world: KafkaWorld) -> None:
+def test_poison_and_ops_that_come_early_or_late_hinder_nobody_22_37_50_56(world: KafkaWorld) -> None:
     poison = [
         [("escrow-group", b"\xff"), ("escrow-topic", b"cases")],
         [("escrow-group", b"orders"), ("escrow-topic", b"\xff\xfe")],
@@ -436,7 +436,7 @@ def test_a_release_that_kafka_refuses_waits_on_a_list_and_the_rest_goes_on(world
     world.await_that(lambda: places_in(world, "small"), lambda found: found == Counter([*fine, refused["large"]]))
 
 
-def test_48_a_discard_that_cannot_be_stored_waits_on_the_list_too(world: KafkaWorld) -> None:
+def test_a_discard_that_cannot_be_stored_waits_on_the_list_too_48(world: KafkaWorld) -> None:
     place, before = world.prepare(os.urandom(5000), "cases", group="too-large"), undeliverable(world)
     set_topic(world, world.discard, "max.message.bytes", "2000")
     with member(world, "too-large"):
@@ -493,7 +493,7 @@ def rows_of(world: KafkaWorld, places: list[Place], directory: Path) -> list[tup
     return [(State(state_of(int(word))), int(check_count_of(int(word)))) for word in words]
 
 
-def test_19_49_63_64_66_the_pending_count_is_exact_also_when_the_store_is_lost_and_old_places_still_end(world: KafkaWorld) -> None:
+def test_the_pending_count_is_exact_also_when_the_store_is_lost_and_old_places_still_end_19_49_63_64_66(world: KafkaWorld) -> None:
     places = [world.prepare(b"%d" % number, "rebuilt", group="nobody") for number in range(30)]
     for number, place in enumerate(places[:20]):
         world.say(place, "COMMIT" if number < 10 else "ROLLBACK", group="nobody")

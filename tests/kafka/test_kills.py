@@ -15,7 +15,7 @@ KINDS = ("worker", "endpoint", "driver", "worker", "broker", "endpoint", "store"
 
 
 @pytest.mark.timeout(1800)
-def test_53_54_55_kills_of_driver_worker_broker_and_endpoint_under_load(breakable_kafka: Cluster) -> None:
+def test_kills_of_driver_worker_broker_and_endpoint_under_load_53_54_55(breakable_kafka: Cluster) -> None:
     seed = int(os.environ.get("SEED", random.randrange(1 << 32)))
     print(f"SEED={seed}")
     campaign = Campaign(breakable_kafka, seed)

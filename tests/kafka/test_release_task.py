@@ -31,7 +31,7 @@ def another_process() -> dict[str, Any]:
     return held
 
 
-def test_53_a_batch_whose_answer_was_lost_is_not_written_again(shard: OneShard) -> None:
+def test_a_batch_whose_answer_was_lost_is_not_written_again_53(shard: OneShard) -> None:
     driver = shard.driver()
     places = shard.halves(b"a", b"b")
     batches: list[Task] = []
@@ -92,7 +92,7 @@ def test_two_processes_of_one_driver_take_turns(shard: OneShard) -> None:
     assert shard.bodies() == Counter(b"%d" % number for number in range(6))
 
 
-def test_67_a_driver_that_was_superseded_can_write_nothing(shard: OneShard) -> None:
+def test_a_driver_that_was_superseded_can_write_nothing_67(shard: OneShard) -> None:
     old = shard.driver("old")
     shard.commit(old, shard.halves(b"before"))
     held = another_process()
@@ -261,7 +261,7 @@ def test_a_client_that_cannot_be_told_to_rest_is_thrown_away_and_the_batch_is_wr
     assert shard.bodies() == Counter([b"0", b"1"])
 
 
-def test_58_a_round_over_a_million_pending_writes_no_half_again_and_is_bounded(shard: OneShard) -> None:
+def test_a_round_over_a_million_pending_writes_no_half_again_and_is_bounded_58(shard: OneShard) -> None:
     """Requests go out for as many as the group may have outstanding; of the others nothing is written but rows."""
     count, asked, now_ms = 10**6, 1000, NOW_MS + 60_000
     driver = shard.driver(rows_per_file=1 << 19)

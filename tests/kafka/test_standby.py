@@ -68,7 +68,7 @@ def successor(world: KafkaWorld) -> Job:
 
 
 @pytest.mark.timeout(900)
-def test_67_a_standby_takes_over_and_the_frozen_master_can_write_nothing_when_it_wakes(world: KafkaWorld, successor: Job) -> None:
+def test_a_standby_takes_over_and_the_frozen_master_can_write_nothing_when_it_wakes_67(world: KafkaWorld, successor: Job) -> None:
     first = world.jobs[0]
     freeze(first.process.pid, signal.SIGCONT)
     commit_some(world, "c")

@@ -14,10 +14,10 @@ from collections import defaultdict
 import pytest
 
 from store.inspect.verify.store import verify
-from tests.load.test_load import GEOMETRY, halves_in
 from tests.support.edge_client import EdgeClient
 from tests.support.endpoint import PATIENCE_S, Endpoint, quiet_port
 from tests.support.load_clients import Line
+from tests.support.load_store import GEOMETRY, halves_in
 
 CONNECTIONS = 64
 KILLS = 2

@@ -9,13 +9,12 @@ from contextlib import suppress
 import pytest
 
 from store.inspect.verify.store import verify
-from store.read.readers import LogReader, open_readers
 from tests.support.edge_client import EdgeClient
 from tests.support.endpoint import allow_files, figures, running, until_idle
 from tests.support.load_clients import Line, Peak, lines, together, until
+from tests.support.load_store import GEOMETRY, halves_in
 from tests.support.standin import Standin
 
-GEOMETRY = ("commitLogSegmentSize=64MiB", "logQueueEntriesPerFile=100000", "maxBodySize=256KiB")
 PRODUCERS, ROUNDS = 1_000, 3
 POLLS = 2_000
 GROWTH_MAX_BYTES = 300 << 20
@@ -23,18 +22,6 @@ GROWTH_MAX_BYTES = 300 << 20
 
 def half(group, topic, text):
     return {"group": group, "topic": topic, "text": text}
-
-
-def halves_in(store):
-    """How many halves are in the log of a store, read from the disk."""
-    _, log, topics, _ = open_readers(store)
-    try:
-        assert isinstance(log, LogReader)
-        return log.ends()[0]
-    finally:
-        log.close()
-        if topics is not None:
-            topics.close()
 
 
 async def ended(line, group, id, outcome):

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from checker.decisions import Tick
 from checker.policy import Policy
@@ -171,6 +171,12 @@ class World:
     async def waiting(self, count: int) -> None:
         """Until the edge has that many check requests to hand over."""
         await self.until(lambda: self.edge._checks.figures()["requests_waiting"] == count)
+
+
+class Play(Protocol):
+    """The fixture `play` (tests/unit/ingest/conftest.py)."""
+
+    def __call__(self, story: Callable[[World], Awaitable[Any]], *flags: str, place: str = "") -> Any: ...
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts.configuration_page import PAGE, text_of_page
-from tests.integration.test_case_table import CASES
+from tests.support.cases import CASES
 from tests.support.pages import ROOT, PageError, PageRun, _fits, anchors, blocks, links, pages
 from tests.support.texts import texts
 

@@ -49,3 +49,31 @@ def test_a_directory_of_a_room_says_what_lives_there(root: Path) -> None:
     (root / "store" / "__init__.py").write_text("")
     (complaint,) = house.silent(root)
     assert complaint.startswith("store/__init__.py: has no docstring")
+
+
+def test_tests_import_from_each_other_by_support_alone(root: Path) -> None:
+    """`tests.campaigns` and the makers of fixtures are programs, not tests."""
+    unit = root / "tests" / "unit"
+    unit.mkdir(parents=True)
+    (unit / "test_good.py").write_text("from tests.support.world import World\nfrom tests.campaigns.fuzz import hostile\n")
+    assert house.entangled(root) == []
+    for number, line in enumerate(
+        ("from tests.unit.test_good import x", "import tests.unit.test_good", "from tests.e2e import conftest")
+    ):
+        (unit / f"test_bad{number}.py").write_text(line + "\n")
+    found = house.entangled(root)
+    assert [line.split(":")[0] for line in found] == [f"tests/unit/test_bad{number}.py" for number in range(3)]
+    assert "tests/support" in found[0]
+
+
+@pytest.mark.parametrize("line", ["import subprocess", "from tests.support.endpoint import Endpoint", "import multiprocessing"])
+def test_what_starts_the_endpoint_is_not_called_unit(root: Path, line: str) -> None:
+    for name in ("tests/unit", "tests/endpoint"):
+        (root / name).mkdir(parents=True)
+        (root / name / "test_it.py").write_text(line + "\n")
+    (complaint,) = house.processes(root)
+    assert complaint.startswith("tests/unit/test_it.py: starts processes")
+    assert house.processes(root, frozenset({"tests/unit/test_it.py"})) == []
+    (root / "tests" / "unit" / "test_it.py").write_text("")
+    (cured,) = house.processes(root, frozenset({"tests/unit/test_it.py"}))
+    assert "take it off" in cured

@@ -24,29 +24,24 @@ def traces():
     made.close()
 
 
-def play(tmp_path, traces, story):
-    """What the story's spans are called, with their parents, once the edge has closed and sent them."""
-
-    async def run():
-        async with world(tmp_path / "data", f"otlpEndpoint={traces.url}") as w:
-            async with asyncio.timeout(30):
-                return await story(w)
-
-    return asyncio.run(run())
+@pytest.fixture
+def play(play, traces):
+    """The edge sends its spans to `traces`."""
+    return lambda story: play(story, f"otlpEndpoint={traces.url}")
 
 
 async def until_told(w, traces, count):
     await w.until(lambda: len(traces.spans) >= count)
 
 
-def test_a_transaction_and_who_consumed_it(tmp_path, traces):
+def test_a_transaction_and_who_consumed_it(play, traces):
     async def story(w):
         id = await w.half()
         await w.end(id, "commit")
         assert await w.pull_bodies() == [b"body"]
         await until_told(w, traces, 3)
 
-    play(tmp_path, traces, story)
+    play(story)
     half = next(span for span in traces.spans if span.name == "half t")
     others = {span.name: span for span in traces.spans if span is not half}
     assert half.parent_id == ""
@@ -56,21 +51,21 @@ def test_a_transaction_and_who_consumed_it(tmp_path, traces):
     assert others["consume t"].attributes["messaging.consumer.group.name"] == "c"
 
 
-def test_after_a_restart_the_frame_tells_the_trace(tmp_path, traces):
+def test_after_a_restart_the_frame_tells_the_trace(play, traces):
     async def story(w):
         id = await w.half(properties=GIVEN)
         await w.restart_edge()
         await w.end(id, "rollback", remark="sold out")
         await until_told(w, traces, 2)
 
-    play(tmp_path, traces, story)
+    play(story)
     spans = {span.name: span for span in traces.spans}
     assert {span.trace_id for span in spans.values()} == {GIVEN["traceparent"].split("-")[1]}
     assert {span.parent_id for span in spans.values()} == {GIVEN["traceparent"].split("-")[2]}, "both are the producer's children"
     assert spans["end t"].attributes["escrow.remark"] == "sold out"
 
 
-def test_checks_and_answers(tmp_path, traces):
+def test_checks_and_answers(play, traces):
     async def story(w):
         id = await w.half()
         await w.poll()
@@ -80,12 +75,12 @@ def test_checks_and_answers(tmp_path, traces):
         await w.end(id, "unknown", from_check=True)
         await until_told(w, traces, 3)
 
-    play(tmp_path, traces, story)
+    play(story)
     assert {span.name for span in traces.spans} == {"half t", "check t", "answer t"}
     assert len({span.trace_id for span in traces.spans}) == 1
 
 
-def test_a_message_that_is_full_goes_without_a_trace(tmp_path, traces):
+def test_a_message_that_is_full_goes_without_a_trace(play, traces):
     """Tracing may not be why a half is refused."""
 
     async def story(w):
@@ -94,21 +89,21 @@ def test_a_message_that_is_full_goes_without_a_trace(tmp_path, traces):
         (message,) = await w.pull()
         assert message.properties == full
 
-    play(tmp_path, traces, story)
+    play(story)
 
 
-def test_a_half_that_is_refused_and_an_id_that_is_none(tmp_path, traces):
+def test_a_half_that_is_refused_and_an_id_that_is_none(play, traces):
     async def story(w):
         with pytest.raises(InvalidRecord):
             await w.half(topic="no/name")
         assert await w.end("no-such-id", "commit") == "refused"
         await until_told(w, traces, 1)
 
-    play(tmp_path, traces, story)
+    play(story)
     assert [span.name for span in traces.spans] == ["half no/name"]
 
 
-def test_with_a_transaction_service_that_is_plugged_in(tmp_path, traces, monkeypatch):
+def test_with_a_transaction_service_that_is_plugged_in(tmp_path, play, traces, monkeypatch):
     install = installer(tmp_path / "site", monkeypatch)
     points = "[escrow.transaction_service]\nhours = business_hours:BusinessHours\n"
     install("hours", points, business_hours=example("business_hours"))
@@ -121,7 +116,7 @@ def test_with_a_transaction_service_that_is_plugged_in(tmp_path, traces, monkeyp
         await w.end(await w.half(), "commit")
         await until_told(w, traces, 2)
 
-    play(tmp_path, traces, story)
+    play(story)
     assert {span.name for span in traces.spans} == {"half t", "end t"}
 
 

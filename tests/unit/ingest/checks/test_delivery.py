@@ -11,15 +11,6 @@ from ingest.errors import InvalidRequest
 from store.errors import Corrupt
 from store.records import OpKind, State
 from store.tables.presence import Presence
-from tests.support.edge_world import world
-
-
-def play(tmp_path, story, *flags):
-    async def run():
-        async with world(tmp_path / "data", *flags) as w:
-            await story(w)
-
-    asyncio.run(run())
 
 
 async def due(w, count=1, group="g"):
@@ -33,7 +24,7 @@ async def due(w, count=1, group="g"):
     return ids
 
 
-def test_a_request_carries_the_half(tmp_path):
+def test_a_request_carries_the_half(play):
     async def story(w):
         id = await w.half(body=b"hello", properties={"KEYS": "order-1", "x": "y"}, topic="orders")
         await w.poll()
@@ -47,10 +38,10 @@ def test_a_request_carries_the_half(tmp_path):
             assert request.attempt == 1
         assert await w.end(id, "commit", from_check=True) == "accepted"
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_asked_is_recorded_when_the_answer_was_written(tmp_path):
+def test_asked_is_recorded_when_the_answer_was_written(play):
     async def story(w):
         await due(w)
         async with w.edge.poll_checks("g", "m") as handover:
@@ -60,10 +51,10 @@ def test_asked_is_recorded_when_the_answer_was_written(tmp_path):
         await w.until(lambda: w.ops() == [(OpKind.ASKED, 0)])
         assert w.row(0) == (State.PREPARED, 1)
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_failed_answer_goes_to_another_member_and_counts_once(tmp_path):
+def test_a_failed_answer_goes_to_another_member_and_counts_once(play):
     async def story(w):
         (id,) = await due(w)
         with pytest.raises(ConnectionResetError):
@@ -73,20 +64,20 @@ def test_a_failed_answer_goes_to_another_member_and_counts_once(tmp_path):
         await w.until(lambda: w.ops() == [(OpKind.ASKED, 0)])
         assert w.row(0) == (State.PREPARED, 1)
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_one_member_in_a_round(tmp_path):
+def test_one_member_in_a_round(play):
     async def story(w):
         ids = await due(w, 50)
         polls = await asyncio.gather(*[w.poll(member=f"m{number}", count=7) for number in range(20)])
         assert sorted(id for poll in polls for id in poll) == sorted(ids)
         assert await w.poll() == []
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_request_goes_to_its_own_group(tmp_path):
+def test_a_request_goes_to_its_own_group(play):
     async def story(w):
         a, b = await w.half("Aa"), await w.half("BB")
         for group in ("Aa", "BB"):
@@ -97,10 +88,10 @@ def test_a_request_goes_to_its_own_group(tmp_path):
         assert await w.poll("Aa") == [a]
         assert await w.poll("stranger") == []
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_long_poll_is_woken(tmp_path):
+def test_a_long_poll_is_woken(play):
     async def story(w):
         id = await w.half()
         polling = asyncio.ensure_future(w.poll(wait_s=20))
@@ -112,10 +103,10 @@ def test_a_long_poll_is_woken(tmp_path):
         w.edge.stop()
         assert await asyncio.wait_for(other, 5) == []
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_what_is_left_wakes_the_next(tmp_path):
+def test_what_is_left_wakes_the_next(play):
     async def story(w):
         ids = [await w.half() for _ in range(4)]
         polls = [asyncio.ensure_future(w.poll(member=f"m{n}", count=2, wait_s=20)) for n in range(2)]
@@ -123,10 +114,10 @@ def test_what_is_left_wakes_the_next(tmp_path):
         w.round(after_ms=10_000)
         assert await asyncio.wait_for(asyncio.gather(*polls), 5) == [ids[:2], ids[2:]]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_member_that_hung_up_is_passed_over(tmp_path):
+def test_a_member_that_hung_up_is_passed_over(play):
     async def story(w):
         id = await w.half()
         gone = asyncio.ensure_future(w.poll(wait_s=20))
@@ -136,10 +127,10 @@ def test_a_member_that_hung_up_is_passed_over(tmp_path):
         w.round(after_ms=10_000)
         assert await asyncio.wait_for(stays, 5) == [id]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_lapsed_requests_are_not_handed_over(tmp_path):
+def test_lapsed_requests_are_not_handed_over(play):
     async def story(w):
         (id,) = await due(w)
         w.now_ms += 30_000
@@ -154,19 +145,19 @@ def test_lapsed_requests_are_not_handed_over(tmp_path):
         assert await w.poll() == [id]
         await w.until(lambda: len(w.ops()) == 1)
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_half_that_ended_meanwhile_is_not_asked_about(tmp_path):
+def test_a_half_that_ended_meanwhile_is_not_asked_about(play):
     async def story(w):
         ended, open_ = await due(w, 2)
         assert await w.end(ended, "commit") == "accepted"
         assert await w.poll() == [open_]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_an_unreadable_half_does_not_stop_the_rest(tmp_path):
+def test_an_unreadable_half_does_not_stop_the_rest(play):
     async def story(w):
         _, good = await due(w, 2)
         read = w.edge._checks._log.log.read
@@ -181,11 +172,11 @@ def test_an_unreadable_half_does_not_stop_the_rest(tmp_path):
         assert await w.poll() == [good]
         assert w.edge._checks.unreadable == 1
 
-    play(tmp_path, story)
+    play(story)
 
 
 @pytest.mark.parametrize("handed", [0, 1, 3])
-def test_a_restarted_edge_asks_nobody_twice_in_a_round(tmp_path, handed):
+def test_a_restarted_edge_asks_nobody_twice_in_a_round(play, handed):
     async def story(w):
         ids = await due(w, 3)
         got = await w.poll(count=handed) if handed else []
@@ -194,10 +185,10 @@ def test_a_restarted_edge_asks_nobody_twice_in_a_round(tmp_path, handed):
         await w.waiting(3 - handed)
         assert got + await w.poll() == ids
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_the_bytes_of_an_answer_are_bounded(tmp_path):
+def test_the_bytes_of_an_answer_are_bounded(play):
     async def story(w):
         ids = [await w.half(body=b"x" * 30_000) for _ in range(5)]
         await w.poll()
@@ -205,10 +196,10 @@ def test_the_bytes_of_an_answer_are_bounded(tmp_path):
         await w.waiting(5)
         assert await w.poll(count=5) == ids[:2]
 
-    play(tmp_path, story, "maxRequestSize=130KiB")
+    play(story, "maxRequestSize=130KiB")
 
 
-def test_limits_of_a_poll(tmp_path):
+def test_limits_of_a_poll(play):
     async def story(w):
         ids = await due(w, 5)
         assert await w.poll(count=100) == ids[:3]
@@ -219,11 +210,11 @@ def test_limits_of_a_poll(tmp_path):
             with pytest.raises(InvalidRequest):
                 await w.poll(**bad)
 
-    play(tmp_path, story, "checksPerPollMax=3", "pollWaitMax=50ms")
+    play(story, "checksPerPollMax=3", "pollWaitMax=50ms")
 
 
 # --- presence ---
-def test_polling_makes_a_group_live_and_silence_ends_it(tmp_path):
+def test_polling_makes_a_group_live_and_silence_ends_it(play):
     async def story(w):
         await w.half()
         presence = Presence(w.settings.store_dir / "presence")
@@ -235,10 +226,10 @@ def test_polling_makes_a_group_live_and_silence_ends_it(tmp_path):
         w.round(after_ms=10_000)
         assert w.job.marker.check_end == 0, "nobody live: held"
 
-    play(tmp_path, story, "presenceTtl=5s")
+    play(story, "presenceTtl=5s")
 
 
-def test_a_waiting_poll_keeps_its_group_live(tmp_path):
+def test_a_waiting_poll_keeps_its_group_live(play):
     async def story(w):
         await w.half()
         polling = asyncio.ensure_future(w.poll(wait_s=20))
@@ -248,19 +239,19 @@ def test_a_waiting_poll_keeps_its_group_live(tmp_path):
         await w.until(lambda: presence.live(w.now_ms, 1_000, 1)[0])
         polling.cancel()
 
-    play(tmp_path, story, "presenceTtl=1s")
+    play(story, "presenceTtl=1s")
 
 
-def test_a_group_without_halves_gets_no_number(tmp_path):
+def test_a_group_without_halves_gets_no_number(play):
     async def story(w):
         assert await w.poll("stranger") == []
         assert w.edge.store.dictionary.groups == []
 
-    play(tmp_path, story)
+    play(story)
 
 
 # --- settings (docs/configuration.md) ---
-def test_check_transaction_message_enable(tmp_path):
+def test_check_transaction_message_enable(play):
     async def story(w):
         await w.half()
         await w.poll()
@@ -275,12 +266,12 @@ def test_check_transaction_message_enable(tmp_path):
         w.wake()
         assert await w.poll(wait_s=0.05) == []
 
-    play(tmp_path / "1", story, "checkTransactionMessageEnable=false")
-    play(tmp_path / "2", leftovers)
-    play(tmp_path / "2", off, "checkTransactionMessageEnable=false")
+    play(story, "checkTransactionMessageEnable=false", place="1")
+    play(leftovers, place="2")
+    play(off, "checkTransactionMessageEnable=false", place="2")
 
 
-def test_transaction_timeout_and_immunity(tmp_path):
+def test_transaction_timeout_and_immunity(play):
     async def story(w):
         await w.half()
         longer = await w.half(immunity_s=100)
@@ -297,10 +288,10 @@ def test_transaction_timeout_and_immunity(tmp_path):
         await w.until(lambda: w.edge._checks.figures()["requests_waiting"] == 2)
         assert longer in await w.poll()
 
-    play(tmp_path, story, "transactionTimeOut=20s")
+    play(story, "transactionTimeOut=20s")
 
 
-def test_unknown_for_ever_is_asked_check_max_times_then_discarded(tmp_path):
+def test_unknown_for_ever_is_asked_check_max_times_then_discarded(play):
     async def story(w):
         id = await w.half()
         asked = 0
@@ -318,10 +309,10 @@ def test_unknown_for_ever_is_asked_check_max_times_then_discarded(tmp_path):
         (answer,) = await w.edge.end([EndRequest("g", id, "commit")])
         assert (answer.verdict, answer.reason) == ("refused", "discarded")
 
-    play(tmp_path, story, "transactionCheckMax=3")
+    play(story, "transactionCheckMax=3")
 
 
-def test_file_reserved_time_discards_as_expired(tmp_path):
+def test_file_reserved_time_discards_as_expired(play):
     async def story(w):
         await w.half()
         w.round(after_ms=2 * 3_600_000)
@@ -330,11 +321,11 @@ def test_file_reserved_time_discards_as_expired(tmp_path):
         await w.until(lambda: w.edge._followers.discarded == 1)
         assert w.row(0)[0] == State.DISCARDED_EXPIRED
 
-    play(tmp_path, story, "fileReservedTime=2")
+    play(story, "fileReservedTime=2")
 
 
 # --- proposals ---
-def test_a_half_that_ended_before_the_proposal_came_is_not_discarded(tmp_path):
+def test_a_half_that_ended_before_the_proposal_came_is_not_discarded(play):
     async def story(w):
         id = await w.half()
         assert await w.end(id, "commit") == "accepted"
@@ -344,10 +335,10 @@ def test_a_half_that_ended_before_the_proposal_came_is_not_discarded(tmp_path):
         await w.until(lambda: w.edge._followers.passed_over == 1)
         assert w.row(0)[0] == State.COMMITTED
 
-    play(tmp_path, story, "fileReservedTime=2")
+    play(story, "fileReservedTime=2")
 
 
-def test_a_proposal_older_than_a_resume_is_passed_over(tmp_path):
+def test_a_proposal_older_than_a_resume_is_passed_over(play):
     async def story(w):
         id = await w.half()
         w.settle()
@@ -365,10 +356,10 @@ def test_a_proposal_older_than_a_resume_is_passed_over(tmp_path):
         await w.until(lambda: w.edge._followers.discarded == 1)
         assert w.row(0)[0] == State.DISCARDED_EXPIRED
 
-    play(tmp_path, story, "fileReservedTime=2")
+    play(story, "fileReservedTime=2")
 
 
-def test_a_restarted_edge_remembers_the_resume(tmp_path):
+def test_a_restarted_edge_remembers_the_resume(play):
     async def story(w):
         id = await w.half()
         w.settle()
@@ -380,10 +371,10 @@ def test_a_restarted_edge_remembers_the_resume(tmp_path):
         await w.until(lambda: w.edge._followers.passed_over == 1)
         assert w.row(0) == (State.PREPARED, 0)
 
-    play(tmp_path, story, "fileReservedTime=2")
+    play(story, "fileReservedTime=2")
 
 
-def test_resume_after_discard(tmp_path):
+def test_resume_after_discard(play):
     async def story(w):
         id = await w.half()
         w.round(after_ms=2 * 3_600_000 + 2_000)
@@ -394,10 +385,10 @@ def test_resume_after_discard(tmp_path):
         assert await w.end(id, "commit") == "accepted"
         assert w.row(0)[0] == State.COMMITTED
 
-    play(tmp_path, story, "fileReservedTime=2")
+    play(story, "fileReservedTime=2")
 
 
-def test_a_corrupt_op_reopens_its_half(tmp_path):
+def test_a_corrupt_op_reopens_its_half(play):
     async def story(w):
         a, b = await w.half(), await w.half()
         assert await w.end(a, "commit") == "accepted"
@@ -415,10 +406,10 @@ def test_a_corrupt_op_reopens_its_half(tmp_path):
         assert await w.end(a, "commit") == "accepted", "check-back may settle it"
         assert w.row(0)[0] == State.COMMITTED
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_retention_deletes_behind_the_jobs_mark(tmp_path):
+def test_retention_deletes_behind_the_jobs_mark(play):
     async def story(w):
         for _ in range(60):
             id = await w.half(body=b"x" * 60_000)
@@ -432,7 +423,7 @@ def test_retention_deletes_behind_the_jobs_mark(tmp_path):
         assert removed["commitlog"] >= 2
         assert await w.half()
 
-    play(tmp_path, story, "fileReservedTime=2")
+    play(story, "fileReservedTime=2")
 
 
 def _only_halves(w):
@@ -455,7 +446,7 @@ def _round_only(w):
     w.wake()
 
 
-def test_an_edge_that_is_older_than_the_first_state_file_sees_it(tmp_path):
+def test_an_edge_that_is_older_than_the_first_state_file_sees_it(play):
     """The edge opens the job's files while there are none yet; those made later must be found."""
 
     async def story(w):
@@ -471,10 +462,10 @@ def test_an_edge_that_is_older_than_the_first_state_file_sees_it(tmp_path):
         w.round()
         await w.waiting(1_201)
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_loop_that_breaks_ends_the_edge(tmp_path):
+def test_a_loop_that_breaks_ends_the_edge(play):
     async def story(w):
         def broken():
             raise RuntimeError("a defect")
@@ -483,10 +474,10 @@ def test_a_loop_that_breaks_ends_the_edge(tmp_path):
         w.wake()
         assert await asyncio.wait_for(w.edge.failed, 5) == "RuntimeError: a defect"
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_discard_that_cannot_be_stored_leaves_the_half_pending_and_is_tried_again(tmp_path):
+def test_a_discard_that_cannot_be_stored_leaves_the_half_pending_and_is_tried_again(play):
     from store.io import disk
 
     async def story(w):
@@ -505,4 +496,4 @@ def test_a_discard_that_cannot_be_stored_leaves_the_half_pending_and_is_tried_ag
         await w.until(lambda: w.edge.trouble == "")
         assert w.row(0)[0] == State.DISCARDED_EXPIRED
 
-    play(tmp_path, story, "fileReservedTime=2")
+    play(story, "fileReservedTime=2")

@@ -18,7 +18,7 @@ from ingest.plugged import PluggedHalves
 from store.records import OpKind, State
 from store.tables.presence import Presence
 from tests.support.distributions import example, installer
-from tests.support.edge_world import settings_for, world
+from tests.support.edge_world import settings_for
 
 TRANSPORTS, LISTENERS, SERVICE = "escrow.check_transports", "escrow.check_listeners", "escrow.transaction_service"
 
@@ -34,15 +34,6 @@ def soon(monkeypatch):
 @pytest.fixture
 def install(tmp_path, monkeypatch):
     return installer(tmp_path / "site", monkeypatch)
-
-
-def play(tmp_path, story, *flags):
-    async def run():
-        async with world(tmp_path / "data", *flags) as w:
-            async with asyncio.timeout(30):
-                await story(w)
-
-    asyncio.run(run())
 
 
 async def ask(w, group="g"):
@@ -108,7 +99,7 @@ def listener(body, groups='["g"]'):
     """
 
 
-def test_the_listener_of_the_docs(tmp_path, install, monkeypatch):
+def test_the_listener_of_the_docs(tmp_path, play, install, monkeypatch):
     install("orders", f"[{LISTENERS}]\norders = orders_listener:OrdersListener\n", orders_listener=example("orders_listener"))
     monkeypatch.setenv("ORDERS_DB", str(tmp_path / "orders.db"))
     with sqlite3.connect(tmp_path / "orders.db") as database:
@@ -125,7 +116,7 @@ def test_the_listener_of_the_docs(tmp_path, install, monkeypatch):
         assert w.row(2) == (State.PREPARED, 1), "asked, and it counts"
         assert (await w.edge.status())["transports"]["couriers"][0]["by"] == "listener orders"
 
-    play(tmp_path, story)
+    play(story)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +127,7 @@ def test_the_listener_of_the_docs(tmp_path, install, monkeypatch):
         ("return 'COMMIT'", "listener mine: answered str, not an Outcome"),
     ],
 )
-def test_whatever_else_a_listener_does_is_unknown(tmp_path, install, body, remark):
+def test_whatever_else_a_listener_does_is_unknown(play, install, body, remark):
     install("mine", f"[{LISTENERS}]\nmine = their_listener:Made\n", their_listener=listener(body))
 
     async def story(w):
@@ -145,10 +136,10 @@ def test_whatever_else_a_listener_does_is_unknown(tmp_path, install, body, remar
         (event,) = [event for event in (await w.edge.transaction(id)).history if event.event == "unknown"]
         assert (event.remark, event.by) == (remark, "check")
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_listener_that_hangs_holds_up_nobody(tmp_path, install):
+def test_a_listener_that_hangs_holds_up_nobody(play, install):
     install("mine", f"[{LISTENERS}]\nmine = their_listener:Made\n", their_listener=listener("time.sleep(3)", '["*"]'))
 
     async def story(w):
@@ -161,7 +152,7 @@ def test_a_listener_that_hangs_holds_up_nobody(tmp_path, install):
         assert time.monotonic() - began_s < 2.5
 
     began_s = time.monotonic()
-    play(tmp_path, story)
+    play(story)
     assert time.monotonic() - began_s < 20, "nor the end"
 
 
@@ -180,7 +171,7 @@ def transport(body, groups='["g"]'):
     """
 
 
-def test_the_transport_of_the_docs(tmp_path, install, monkeypatch):
+def test_the_transport_of_the_docs(tmp_path, play, install, monkeypatch):
     install("spool", f"[{TRANSPORTS}]\nspool = spool_transport:Spool\n", spool_transport=example("spool_transport"))
     monkeypatch.setenv("SPOOL", str(tmp_path / "spool"))
     (tmp_path / "spool" / "batch-a").mkdir(parents=True)
@@ -199,10 +190,10 @@ def test_the_transport_of_the_docs(tmp_path, install, monkeypatch):
         await ask(w, "batch-b")
         await w.until((tmp_path / "spool" / "batch-b" / f"{second}.json").exists)
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_what_did_not_reach_a_member_goes_to_another(tmp_path, install):
+def test_what_did_not_reach_a_member_goes_to_another(play, install):
     body = "return [request.key != 'odd' for request in requests]"
     install("mine", f"[{TRANSPORTS}]\nmine = their_transport:Made\n", their_transport=transport(body))
 
@@ -218,7 +209,7 @@ def test_what_did_not_reach_a_member_goes_to_another(tmp_path, install):
         assert asked.count("odd") == 1, "once a round"
         await w.until(lambda: [w.row(number)[1] for number in range(3)] == [1, 1, 1])
 
-    play(tmp_path, story)
+    play(story)
     import their_transport
 
     assert their_transport.closed == [1]
@@ -235,7 +226,7 @@ def test_what_did_not_reach_a_member_goes_to_another(tmp_path, install):
         ("time.sleep(1)", "did not return within 0.1 s"),
     ],
 )
-def test_a_transport_that_fails_has_handed_nothing_over(tmp_path, install, monkeypatch, body, says):
+def test_a_transport_that_fails_has_handed_nothing_over(play, install, monkeypatch, body, says):
     monkeypatch.setattr(plugin_couriers, "PLUGIN_TIMEOUT_S", 0.1)
     install("mine", f"[{TRANSPORTS}]\nmine = their_transport:Made\n", their_transport=transport(body))
 
@@ -246,10 +237,10 @@ def test_a_transport_that_fails_has_handed_nothing_over(tmp_path, install, monke
         assert w.ops() == []
         assert await w.poll(member="another") == [id]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_groups_may_change(tmp_path, install, monkeypatch):
+def test_groups_may_change(play, install, monkeypatch):
     monkeypatch.setattr(transports, "GROUPS_LOOKS", 2)
     text = transport("return [True] * len(requests)", "NAMES") + "\n        NAMES = ['g']\n"
     install("mine", f"[{TRANSPORTS}]\nmine = their_transport:Made\n", their_transport=text)
@@ -267,7 +258,7 @@ def test_groups_may_change(tmp_path, install, monkeypatch):
         await w.until(lambda: w.edge.parts[-1].figures()["plugins"][0]["problem"])
         assert courier(w).group == "h", "what was known stays"
 
-    play(tmp_path, story)
+    play(story)
 
 
 # --- broken ones ---
@@ -318,7 +309,7 @@ def installed(install, **methods):
     install("mine", f"[{SERVICE}]\nmine = their_service:Made\n", their_service=service(**methods))
 
 
-def test_the_service_of_the_docs(tmp_path, install):
+def test_the_service_of_the_docs(play, install):
     install("hours", f"[{SERVICE}]\nhours = business_hours:BusinessHours\n", business_hours=example("business_hours"))
 
     async def story(w):
@@ -335,10 +326,10 @@ def test_the_service_of_the_docs(tmp_path, install):
         assert await w.end(id, "commit", "billing") == "accepted"
         assert w.edge.store.half_end == 2
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_everything_goes_through_the_service(tmp_path, install):
+def test_everything_goes_through_the_service(play, install):
     installed(install)
 
     async def story(w):
@@ -355,13 +346,13 @@ def test_everything_goes_through_the_service(tmp_path, install):
         assert answers[-1].state == "ROLLED_BACK"
         assert their_service.calls == ["open", "prepare", ("commit", 2), ("rollback", 1), ("commit", 1)]
 
-    play(tmp_path, story)
+    play(story)
     import their_service
 
     assert their_service.calls[-1] == "close"
 
 
-def test_many_at_once_share_flushes(tmp_path, install):
+def test_many_at_once_share_flushes(play, install):
     installed(install)
 
     async def story(w):
@@ -370,10 +361,10 @@ def test_many_at_once_share_flushes(tmp_path, install):
         assert len(set(ids)) == 200
         assert w.edge.store.flushes - before < 200
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_what_the_service_holds_back_is_not_counted(tmp_path, install):
+def test_what_the_service_holds_back_is_not_counted(play, install):
     installed(install, check="(self, group, member, requests): return [r for r in requests if member != 'night']")
 
     async def story(w):
@@ -388,7 +379,7 @@ def test_what_the_service_holds_back_is_not_counted(tmp_path, install):
         assert await w.poll(member="day") == [id]
         await ops(w, OpKind.ASKED)
 
-    play(tmp_path, story)
+    play(story)
 
 
 @pytest.mark.parametrize(
@@ -400,7 +391,7 @@ def test_what_the_service_holds_back_is_not_counted(tmp_path, install):
         ("commit", "(self, ends): return ['accepted']", "failed at commit"),
     ],
 )
-def test_a_service_that_fails(tmp_path, install, method, text, says):
+def test_a_service_that_fails(play, install, method, text, says):
     installed(install, **{method: text})
 
     async def story(w):
@@ -410,10 +401,10 @@ def test_a_service_that_fails(tmp_path, install, method, text, says):
         assert caught.value.status == 500
         assert (await w.edge.status())["transaction_service"] == {"failures": 1}
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_what_the_edge_refuses_comes_through(tmp_path, install):
+def test_what_the_edge_refuses_comes_through(play, install):
     installed(install)
 
     async def story(w):
@@ -422,10 +413,10 @@ def test_what_the_edge_refuses_comes_through(tmp_path, install):
         with pytest.raises(QuotaExceeded):
             await w.half()
 
-    play(tmp_path, story, "groupPendingMax=1")
+    play(story, "groupPendingMax=1")
 
 
-def test_answers_of_listeners_go_through_the_service_too(tmp_path, install):
+def test_answers_of_listeners_go_through_the_service_too(play, install):
     installed(install)
     install("ears", f"[{LISTENERS}]\nears = their_listener:Made\n", their_listener=listener("return Outcome.COMMIT"))
 
@@ -436,4 +427,4 @@ def test_answers_of_listeners_go_through_the_service_too(tmp_path, install):
         await ops(w, OpKind.ASKED, OpKind.COMMIT)
         assert ("commit", 1) in their_service.calls
 
-    play(tmp_path, story)
+    play(story)

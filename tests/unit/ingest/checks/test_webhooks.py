@@ -47,16 +47,20 @@ def configure(w_or_path, url, group="g", **more):
         file.write(f'[groups."{group}".webhook]\n' + "\n".join(lines) + "\n")
 
 
-def play(tmp_path, story, *manners, tls=None, flags=(), **more):
+@pytest.fixture
+def play(tmp_path):
     """A receiver with these manners, an edge that posts to it."""
 
-    async def run():
-        async with receiver(*manners, tls=tls) as server:
-            configure(tmp_path / "data", server.url, **more)
-            async with world(tmp_path / "data", *flags) as w:
-                await asyncio.wait_for(story(w, server), 30)
+    def run(story, *manners, tls=None, flags=(), place="", **more):
+        async def live():
+            async with receiver(*manners, tls=tls) as server:
+                configure(tmp_path / place / "data", server.url, **more)
+                async with world(tmp_path / place / "data", *flags) as w:
+                    await asyncio.wait_for(story(w, server), 30)
 
-    asyncio.run(run())
+        asyncio.run(live())
+
+    return run
 
 
 async def due(w, count=1):
@@ -97,7 +101,7 @@ async def asked(w, *more):
 @pytest.mark.parametrize(
     ("outcome", "kind"), [("commit", OpKind.COMMIT), ("rollback", OpKind.ROLLBACK), ("unknown", OpKind.UNKNOWN)]
 )
-def test_an_explicit_verdict_settles(tmp_path, outcome, kind):
+def test_an_explicit_verdict_settles(play, outcome, kind):
     async def story(w, server):
         (id,) = await due(w)
         await asked(w, kind)
@@ -118,20 +122,20 @@ def test_an_explicit_verdict_settles(tmp_path, outcome, kind):
         assert (figures["state"], figures["handed_over"], figures["failures"]) == ("closed", 1, 0)
         assert figures["by"] == f"webhook http://127.0.0.1:{server.port}", "no path, no query"
 
-    play(tmp_path, story, says(kind.name.lower()))
+    play(story, says(kind.name.lower()))
 
 
-def test_the_answer_stands_in_the_history_as_a_checks(tmp_path):
+def test_the_answer_stands_in_the_history_as_a_checks(play):
     async def story(w, server):
         (id,) = await due(w)
         await asked(w, OpKind.COMMIT)
         history = (await w.edge.transaction(id)).history
         assert [(event.event, event.by) for event in history][1:] == [("asked", "check"), ("committed", "check")]
 
-    play(tmp_path, story, says("commit"))
+    play(story, says("commit"))
 
 
-def test_many_at_a_time_but_not_more_than_allowed(tmp_path):
+def test_many_at_a_time_but_not_more_than_allowed(play):
     async def slowly(request, writer):
         await asyncio.sleep(0.02)
         await says("commit")(request, writer)
@@ -142,10 +146,10 @@ def test_many_at_a_time_but_not_more_than_allowed(tmp_path):
         assert 2 <= server.most_at_once <= 3
         assert len(server.requests) == 40
 
-    play(tmp_path, story, slowly, concurrency=3)
+    play(story, slowly, concurrency=3)
 
 
-def test_a_poller_of_the_group_and_the_webhook_share_the_work(tmp_path):
+def test_a_poller_of_the_group_and_the_webhook_share_the_work(play):
     async def story(w, server):
         ids = await due(w, 30)
         polled = await w.poll(count=10)
@@ -155,7 +159,7 @@ def test_a_poller_of_the_group_and_the_webhook_share_the_work(tmp_path):
         posted = [request.check["id"] for request in server.requests]
         assert sorted(posted + polled) == sorted(ids), "each asked once"
 
-    play(tmp_path, story, says("commit"))
+    play(story, says("commit"))
 
 
 # --- junk ---
@@ -167,7 +171,7 @@ def test_a_poller_of_the_group_and_the_webhook_share_the_work(tmp_path):
         b"<html>logged out</html>", b" " * (ANSWER_MAX_BYTES + 1) + b'{"outcome": "commit"}',
     ],
 )  # fmt: skip
-def test_a_200_with_junk_is_unknown_with_a_remark(tmp_path, content):
+def test_a_200_with_junk_is_unknown_with_a_remark(play, content):
     async def story(w, server):
         (id,) = await due(w)
         await asked(w, OpKind.UNKNOWN)
@@ -177,7 +181,7 @@ def test_a_200_with_junk_is_unknown_with_a_remark(tmp_path, content):
         assert courier(w).unclear == 1
         assert w.row(0) == (State.PREPARED, 1), "handed over: it counts"
 
-    play(tmp_path, story, answers(200, content))
+    play(story, answers(200, content))
 
 
 def test_204_is_unknown():
@@ -186,7 +190,7 @@ def test_204_is_unknown():
     assert verdict_of(None).outcome == "unknown"
 
 
-def test_a_body_without_end_is_cut_off(tmp_path):
+def test_a_body_without_end_is_cut_off(play):
     async def endless(request, writer):
         writer.write(b"HTTP/1.1 200 X\r\ntransfer-encoding: chunked\r\n\r\n")
         while True:
@@ -197,7 +201,7 @@ def test_a_body_without_end_is_cut_off(tmp_path):
         await due(w)
         await asked(w, OpKind.UNKNOWN)
 
-    play(tmp_path, story, endless)
+    play(story, endless)
 
 
 # --- what reaches nobody ---
@@ -226,7 +230,7 @@ async def _not_http(_, writer):
     "trouble",
     [_reset, _hang_up, _half_an_answer, _not_http, *[answers(code, {"outcome": "rollback"}) for code in (408, 425, 429, 500, 503)]],
 )
-def test_what_may_pass_is_tried_again(tmp_path, trouble):
+def test_what_may_pass_is_tried_again(play, trouble):
     async def story(w, server):
         await due(w)
         await asked(w, OpKind.COMMIT)
@@ -234,13 +238,13 @@ def test_what_may_pass_is_tried_again(tmp_path, trouble):
         assert len({request.headers["escrow-check-id"] for request in server.requests}) == 1, "the same question"
         assert courier(w).figures()["handed_over"] == 1
 
-    play(tmp_path, story, trouble, trouble, says("commit"))
+    play(story, trouble, trouble, says("commit"))
 
 
 @pytest.mark.parametrize(
     "refusal", [answers(code, {"outcome": "commit"}, location="/elsewhere") for code in (301, 302, 307, 308, 400, 401, 404, 410)]
 )
-def test_what_will_not_pass_is_given_back_at_once_and_not_counted(tmp_path, refusal):
+def test_what_will_not_pass_is_given_back_at_once_and_not_counted(play, refusal):
     async def story(w, server):
         (id,) = await due(w)
         await w.until(lambda: courier(w).failures == 1)
@@ -251,10 +255,10 @@ def test_what_will_not_pass_is_given_back_at_once_and_not_counted(tmp_path, refu
         assert w.row(0) == (State.PREPARED, 0)
         assert await w.poll(member="somebody else") == [id], "another member gets it, in this round still"
 
-    play(tmp_path, story, refusal)
+    play(story, refusal)
 
 
-def test_slow_and_stalled(tmp_path):
+def test_slow_and_stalled(play):
     async def stalled(request, writer):
         writer.write(b"HTTP/1.1 200 X\r\ncontent-length: 21\r\n\r\n{")
         await writer.drain()
@@ -272,10 +276,10 @@ def test_slow_and_stalled(tmp_path):
         await w.until(lambda: state(w) == State.COMMITTED, timeout_s=20)
         assert len(server.requests) == 3
 
-    play(tmp_path, story, stalled, drop_by_drop, says("commit"), timeout="1s")
+    play(story, stalled, drop_by_drop, says("commit"), timeout="1s")
 
 
-def test_it_is_asked_again_in_the_next_round(tmp_path):
+def test_it_is_asked_again_in_the_next_round(play):
     async def story(w, server):
         await due(w)
         await w.until(lambda: courier(w).failures == 1)
@@ -283,10 +287,10 @@ def test_it_is_asked_again_in_the_next_round(tmp_path):
         await ask(w)
         await asked(w, OpKind.COMMIT)
 
-    play(tmp_path, story, answers(404), says("commit"))
+    play(story, answers(404), says("commit"))
 
 
-def test_no_more_attempts_at_what_has_ended(tmp_path, monkeypatch):
+def test_no_more_attempts_at_what_has_ended(play, monkeypatch):
     monkeypatch.setattr(webhook_courier, "BACKOFF_S", (0.2, 0.2))
 
     async def story(w, server):
@@ -296,10 +300,10 @@ def test_no_more_attempts_at_what_has_ended(tmp_path, monkeypatch):
         await w.until(lambda: courier(w).failures == 1)
         assert len(server.requests) == 1
 
-    play(tmp_path, story, answers(503))
+    play(story, answers(503))
 
 
-def test_nobody_listens(tmp_path):
+def test_nobody_listens(play):
     async def story(w, server):
         configure(w, "http://127.0.0.1:9/", group="dead")
         await w.until(lambda: len(w.edge.parts[-1]._couriers) == 2, timeout_s=10)
@@ -311,11 +315,11 @@ def test_nobody_listens(tmp_path):
         await w.until(lambda: dead.failures >= 1)
         assert "no answer: ConnectError" in dead.last_failure
 
-    play(tmp_path, story, says("commit"))
+    play(story, says("commit"))
 
 
 # --- the breaker ---
-def test_after_failures_in_a_row_the_group_is_not_live_until_a_try_succeeds(tmp_path):
+def test_after_failures_in_a_row_the_group_is_not_live_until_a_try_succeeds(play):
     async def story(w, server):
         await due(w, 6)
         await w.until(lambda: courier(w).breaker.state == "open")
@@ -332,7 +336,7 @@ def test_after_failures_in_a_row_the_group_is_not_live_until_a_try_succeeds(tmp_
         await w.until(lambda: courier(w).breaker.state == "closed")
         await w.until(lambda: all(state(w, number) == State.COMMITTED for number in range(6)))
 
-    play(tmp_path, story, *[answers(404)] * 5, says("commit"), concurrency=1)
+    play(story, *[answers(404)] * 5, says("commit"), concurrency=1)
 
 
 def test_a_try_that_fails_opens_it_for_longer():
@@ -358,7 +362,7 @@ def test_a_try_that_fails_opens_it_for_longer():
     assert (found.state, found.wait_s) == ("closed", 0.0)
 
 
-def test_one_poisonous_half_does_not_hold_up_the_others(tmp_path):
+def test_one_poisonous_half_does_not_hold_up_the_others(play):
     async def picky(request, writer):
         await (answers(500) if request.check["key"] == "poison" else says("commit"))(request, writer)
 
@@ -372,11 +376,11 @@ def test_one_poisonous_half_does_not_hold_up_the_others(tmp_path):
         assert sum(request.check["key"] == "poison" for request in server.requests) == 3, "three attempts a round"
         assert courier(w).breaker.state == "closed"
 
-    play(tmp_path, story, picky)
+    play(story, picky)
 
 
 # --- configuration ---
-def test_the_file_is_followed(tmp_path):
+def test_the_file_is_followed(play):
     async def story(w, server):
         async with receiver(says("rollback")) as other:
             await w.until(lambda: w.edge.parts[-1]._couriers)
@@ -389,10 +393,10 @@ def test_the_file_is_followed(tmp_path):
             (w.root / "groups.toml").write_text("")
             await w.until(lambda: not w.edge.parts[-1]._couriers, timeout_s=10)
 
-    play(tmp_path, story, says("commit"))
+    play(story, says("commit"))
 
 
-def test_the_secret_from_a_file_which_may_change(tmp_path):
+def test_the_secret_from_a_file_which_may_change(tmp_path, play):
     async def story(w, server):
         await due(w)
         await asked(w, OpKind.UNKNOWN)
@@ -406,11 +410,11 @@ def test_the_secret_from_a_file_which_may_change(tmp_path):
     (tmp_path / "data").mkdir()
     secret = tmp_path / "data" / "g.secret"
     secret.write_text(SECRET + "\n")
-    play(tmp_path, story, says("unknown"), secret_env="", secret_file="g.secret")
+    play(story, says("unknown"), secret_env="", secret_file="g.secret")
 
 
 @pytest.mark.parametrize(("content", "says_so"), [(None, "FileNotFoundError"), ("short", "has less than 16 characters")])
-def test_a_secret_that_cannot_be_used(tmp_path, content, says_so):
+def test_a_secret_that_cannot_be_used(tmp_path, play, content, says_so):
     async def story(w, server):
         await due(w)
         await w.until(lambda: courier(w).failures == 1)
@@ -421,10 +425,10 @@ def test_a_secret_that_cannot_be_used(tmp_path, content, says_so):
     (tmp_path / "data").mkdir()
     if content:
         (tmp_path / "data" / "g.secret").write_text(content)
-    play(tmp_path, story, says("commit"), secret_env="", secret_file="g.secret")
+    play(story, says("commit"), secret_env="", secret_file="g.secret")
 
 
-def test_no_secret_and_no_body_in_the_log(tmp_path, caplog):
+def test_no_secret_and_no_body_in_the_log(play, caplog):
     async def story(w, server):
         await due(w)
         await w.until(lambda: courier(w).failures == 1)
@@ -433,18 +437,18 @@ def test_no_secret_and_no_body_in_the_log(tmp_path, caplog):
         assert caplog.text.count("check delivery to group g") == 1
 
     with caplog.at_level(logging.DEBUG, "escrow"):
-        play(tmp_path, story, answers(404))
+        play(story, answers(404))
 
 
-def test_a_standby_posts_nothing(tmp_path):
+def test_a_standby_posts_nothing(play):
     async def story(w, server):
         await asyncio.sleep(0.1)
         assert w.edge.parts[-1]._couriers == {}
 
-    play(tmp_path, story, says("commit"), flags=("role=standby",))
+    play(story, says("commit"), flags=("role=standby",))
 
 
-def test_stopping_does_not_wait_for_a_stalled_receiver(tmp_path):
+def test_stopping_does_not_wait_for_a_stalled_receiver(play):
     async def stalled(request, writer):
         await asyncio.sleep(60)
 
@@ -456,11 +460,11 @@ def test_stopping_does_not_wait_for_a_stalled_receiver(tmp_path):
         assert asyncio.get_running_loop().time() - began_s < 5
         assert w.ops() == [], "not counted"
 
-    play(tmp_path, story, stalled, timeout="60s")
+    play(story, stalled, timeout="60s")
 
 
 # --- TLS ---
-def test_https_with_an_authority_of_ones_own(tmp_path):
+def test_https_with_an_authority_of_ones_own(tmp_path, play):
     authority = Authority(tmp_path)
     pair = authority.issue("hook")
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -476,8 +480,8 @@ def test_https_with_an_authority_of_ones_own(tmp_path):
         await w.until(lambda: courier(w).failures == 1)
         assert server.requests == []
 
-    play(tmp_path / "a", trusted, says("commit"), tls=tls, ca_file=authority.cert)
-    play(tmp_path / "b", not_trusted, says("commit"), tls=tls)
+    play(trusted, says("commit"), tls=tls, ca_file=authority.cert, place="a")
+    play(not_trusted, says("commit"), tls=tls, place="b")
 
 
 def test_an_authority_that_cannot_be_read_is_named(tmp_path):

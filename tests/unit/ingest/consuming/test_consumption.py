@@ -21,14 +21,16 @@ from tests.support.edge_world import T0_MS, world
 ONE_QUEUE = "queuesPerTopic=1"
 
 
-def play(tmp_path, story, *flags):
-    async def run():
-        async with world(tmp_path / "data", *(flags or (ONE_QUEUE,))) as w:
-            await story(w)
+@pytest.fixture
+def play(play, tmp_path):
+    """With one queue for each topic, and the store is whole afterwards."""
+
+    def run(story, *flags):
+        play(story, *(flags or (ONE_QUEUE,)))
         problems = verify(tmp_path / "data" / "store").problems
         assert not problems, problems
 
-    asyncio.run(run())
+    return run
 
 
 def bodies(messages):
@@ -36,7 +38,7 @@ def bodies(messages):
 
 
 # --- hand-outs and acknowledgements -------------------------------------------------------------------------------------------
-def test_a_message_is_handed_out_with_all_it_says(tmp_path):
+def test_a_message_is_handed_out_with_all_it_says(play):
     async def story(w):
         properties = {"KEYS": "k", "TAGS": "a", "x": "y"}
         await w.edge.send([w.message(body=b"hello", properties=properties, born_at_ms=7)])
@@ -48,10 +50,10 @@ def test_a_message_is_handed_out_with_all_it_says(tmp_path):
         (got,) = await w.pull()
         assert (got.body, got.half_offset) == (b"from a half", 0)
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_messages_come_before_they_are_settled_and_are_the_same_after(tmp_path):
+def test_messages_come_before_they_are_settled_and_are_the_same_after(play):
     async def story(w):
         id = await w.half(body=b"one")
         await w.send(b"two")
@@ -61,10 +63,10 @@ def test_messages_come_before_they_are_settled_and_are_the_same_after(tmp_path):
         w.edge.consumption.look()
         assert await w.pull_bodies("late") == [b"two", b"one"]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_what_is_not_acknowledged_comes_again_with_the_next_attempt(tmp_path):
+def test_what_is_not_acknowledged_comes_again_with_the_next_attempt(play):
     async def story(w):
         await w.send(b"m")
         (first,) = await w.pull(visibility_s=10)
@@ -79,10 +81,10 @@ def test_what_is_not_acknowledged_comes_again_with_the_next_attempt(tmp_path):
         w.now_ms += 100_000
         assert await w.pull() == []
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_an_acknowledgement_that_comes_late_counts_while_nobody_else_has_the_message(tmp_path):
+def test_an_acknowledgement_that_comes_late_counts_while_nobody_else_has_the_message(play):
     async def story(w):
         await w.send(b"m")
         (got,) = await w.pull(visibility_s=1)
@@ -90,10 +92,10 @@ def test_an_acknowledgement_that_comes_late_counts_while_nobody_else_has_the_mes
         assert await w.ack(got) == ["done"]
         assert await w.pull() == []
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_acknowledged_out_of_order_and_after_restarts(tmp_path):
+def test_acknowledged_out_of_order_and_after_restarts(play):
     async def story(w):
         await w.send(*[b"%d" % n for n in range(6)])
         got = await w.pull(visibility_s=10)
@@ -111,10 +113,10 @@ def test_acknowledged_out_of_order_and_after_restarts(tmp_path):
         (topic,) = w.edge.consumption.topics_and_lag()
         assert topic["groups"][0]["lag"] == 0
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_the_extents_of_all_queues_are_those_of_each(tmp_path):
+def test_the_extents_of_all_queues_are_those_of_each(play):
     """Settled queues, queues whose last messages are not settled, new ones, and one that has nothing."""
 
     async def story(w):
@@ -131,10 +133,10 @@ def test_the_extents_of_all_queues_are_those_of_each(tmp_path):
         counts = {each["topic"]: each["messages"] for each in w.edge.operations.overview.topics()}
         assert counts == {"empty": 0, **{f"t{n}": 2 if 10 <= n < 20 else 1 for n in range(30)}}
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_groups_do_not_see_each_other(tmp_path):
+def test_groups_do_not_see_each_other(play):
     async def story(w):
         await w.send(b"m")
         (mine,) = await w.pull("one")
@@ -144,10 +146,10 @@ def test_groups_do_not_see_each_other(tmp_path):
         assert await w.ack(mine, group="one", topic="other") == ["stale"]
         assert await w.ack(mine, group="one") == ["done"]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_one_answer_holds_no_more_than_asked_for_and_than_fits(tmp_path):
+def test_one_answer_holds_no_more_than_asked_for_and_than_fits(play):
     async def story(w):
         await w.send(*[b"x" * 30_000 for _ in range(20)])
         assert len(await w.pull(count=3)) == 3
@@ -155,20 +157,20 @@ def test_one_answer_holds_no_more_than_asked_for_and_than_fits(tmp_path):
         assert len(await w.pull(count=32, group="other")) == 17
         assert len(await w.pull(count=32, group="other")) == 3
 
-    play(tmp_path, story, ONE_QUEUE, "maxRequestSize=1MiB", "messagesPerPollMax=17")
+    play(story, ONE_QUEUE, "maxRequestSize=1MiB", "messagesPerPollMax=17")
 
 
-def test_all_queues_of_a_topic_take_turns(tmp_path):
+def test_all_queues_of_a_topic_take_turns(play):
     async def story(w):
         await w.send(*[b"%d" % n for n in range(40)])
         seen = [message.queue_id for _ in range(4) for message in await w.pull(count=10)]
         assert sorted(seen) == [0] * 10 + [1] * 10 + [2] * 10 + [3] * 10
 
-    play(tmp_path, story, "queuesPerTopic=4")
+    play(story, "queuesPerTopic=4")
 
 
 # --- visibility -----------------------------------------------------------------------------------------------------------------
-def test_more_time_and_back_at_once(tmp_path):
+def test_more_time_and_back_at_once(play):
     async def story(w):
         await w.send(b"m")
         (got,) = await w.pull(visibility_s=10)
@@ -186,10 +188,10 @@ def test_more_time_and_back_at_once(tmp_path):
         w.now_ms += 10_000
         assert await change("t", "c", [again.receipt], 10) == [None]  # too late
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_more_time_survives_a_restart(tmp_path):
+def test_more_time_survives_a_restart(play):
     async def story(w):
         await w.send(b"m")
         (got,) = await w.pull(visibility_s=10)
@@ -201,10 +203,10 @@ def test_more_time_survives_a_restart(tmp_path):
         assert [m.attempt for m in await w.pull()] == [2]
         assert await w.edge.consumption.ack("t", "c", [again]) == ["stale"]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_what_could_not_be_written_to_the_consumer_is_not_counted(tmp_path):
+def test_what_could_not_be_written_to_the_consumer_is_not_counted(play):
     async def story(w):
         await w.send(b"m")
         got = await w.pull()
@@ -215,11 +217,11 @@ def test_what_could_not_be_written_to_the_consumer_is_not_counted(tmp_path):
         await w.restart_edge()
         assert [m.attempt for m in await w.pull()] == [1]
 
-    play(tmp_path, story)
+    play(story)
 
 
 # --- keys -----------------------------------------------------------------------------------------------------------------------
-def test_a_key_in_hand_holds_back_later_messages_of_that_key_only(tmp_path):
+def test_a_key_in_hand_holds_back_later_messages_of_that_key_only(play):
     async def story(w):
         await w.send(b"a1", b"a2", b"a3", key="a")
         await w.send(b"b1", key="b")
@@ -231,10 +233,10 @@ def test_a_key_in_hand_holds_back_later_messages_of_that_key_only(tmp_path):
         await w.ack(a1)
         assert await w.pull_bodies() == [b"a2", b"a3"]  # several of one key in one answer, in order
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_after_a_redelivery_the_earlier_comes_first(tmp_path):
+def test_after_a_redelivery_the_earlier_comes_first(play):
     async def story(w):
         await w.send(b"a1", b"a2", b"a3", key="a")
         a1, a2 = await w.pull(count=2, visibility_s=10)
@@ -243,10 +245,10 @@ def test_after_a_redelivery_the_earlier_comes_first(tmp_path):
         await w.edge.consumption.change_visibility("t", "c", [a2.receipt], 0)
         assert [(m.body, m.attempt) for m in await w.pull()] == [(b"a1", 2), (b"a2", 2), (b"a3", 1)]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_keys_in_hand_are_known_after_a_restart(tmp_path):
+def test_keys_in_hand_are_known_after_a_restart(play):
     async def story(w):
         await w.send(b"a1", b"a2", key="a")
         await w.send(b"free")
@@ -257,10 +259,10 @@ def test_keys_in_hand_are_known_after_a_restart(tmp_path):
         await w.ack(a1)
         assert await w.pull_bodies() == [b"a2"]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_blocked_key_does_not_stop_the_rest_within_the_window(tmp_path):
+def test_a_blocked_key_does_not_stop_the_rest_within_the_window(play):
     async def story(w):
         await w.send(*[b"a%d" % n for n in range(60)], key="a")
         await w.send(*[b"%d" % n for n in range(60)])
@@ -273,7 +275,7 @@ def test_a_blocked_key_does_not_stop_the_rest_within_the_window(tmp_path):
         await w.ack(first)
         assert len(await w.pull(count=100)) == 60
 
-    play(tmp_path, story, ONE_QUEUE, "lookAheadWindow=64")
+    play(story, ONE_QUEUE, "lookAheadWindow=64")
 
 
 # --- tags -----------------------------------------------------------------------------------------------------------------------
@@ -282,7 +284,7 @@ async def tagged(w):
         await w.send(body, tags=tags)
 
 
-def test_tags_choose_and_what_is_not_chosen_is_done(tmp_path):
+def test_tags_choose_and_what_is_not_chosen_is_done(play):
     async def story(w):
         await tagged(w)
         got = await w.pull(tags="a || b")
@@ -292,10 +294,10 @@ def test_tags_choose_and_what_is_not_chosen_is_done(tmp_path):
         assert await w.pull_bodies("other", tags="BB") == [b"7"]  # not "Aa", whose hash is the same
         assert len(await w.pull("all", tags="*")) == 7
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_filter_that_passes_over_very_much_finds_what_is_behind(tmp_path):
+def test_a_filter_that_passes_over_very_much_finds_what_is_behind(play):
     async def story(w):
         for _ in range(4):
             await w.send(*[b"no"] * 1000, tags="no")
@@ -303,10 +305,10 @@ def test_a_filter_that_passes_over_very_much_finds_what_is_behind(tmp_path):
         await w.until(lambda: w.edge.consumption.figures()["tail_ops"] == 4001)
         assert await w.pull_bodies(tags="yes", wait_s=5) == [b"yes"]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_two_filters_in_one_group_are_refused(tmp_path, monkeypatch):
+def test_two_filters_in_one_group_are_refused(play, monkeypatch):
     async def story(w):
         await tagged(w)
         await w.pull(tags="a")
@@ -317,10 +319,10 @@ def test_two_filters_in_one_group_are_refused(tmp_path, monkeypatch):
         await tagged(w)
         assert await w.pull_bodies(tags="Aa") == [b"6"]  # of those that came since: the others were passed over
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_filters_are_forgotten(tmp_path, monkeypatch):
+def test_filters_are_forgotten(play, monkeypatch):
     """Whatever topics and groups somebody thinks of: what is kept of them is bounded."""
 
     async def story(w):
@@ -335,11 +337,11 @@ def test_filters_are_forgotten(tmp_path, monkeypatch):
         await w.pull(group="three")
         assert list(w.edge.consumption._filters.known) == [("t", "three")]
 
-    play(tmp_path, story)
+    play(story)
 
 
 # --- where a group begins -------------------------------------------------------------------------------------------------------
-def test_earliest_latest_and_a_time(tmp_path):
+def test_earliest_latest_and_a_time(play):
     async def story(w):
         id = await w.half(body=b"half")
         await w.send(b"1")
@@ -357,10 +359,10 @@ def test_earliest_latest_and_a_time(tmp_path):
         for group in "be":
             assert await w.pull_bodies(group, start="earliest") == [b"3"]  # it has a place by now
 
-    play(tmp_path, story, "queuesPerTopic=1")
+    play(story, "queuesPerTopic=1")
 
 
-def test_the_place_where_a_group_began_is_durable_before_its_first_answer(tmp_path):
+def test_the_place_where_a_group_began_is_durable_before_its_first_answer(play):
     async def story(w):
         await w.send(b"1")
         assert await w.pull(start="latest") == []
@@ -368,10 +370,10 @@ def test_the_place_where_a_group_began_is_durable_before_its_first_answer(tmp_pa
         await w.send(b"2")
         assert await w.pull_bodies(start="latest") == [b"2"]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_seek_to_and_fro(tmp_path):
+def test_seek_to_and_fro(play):
     async def story(w):
         await w.send(b"1", b"2")
         w.now_ms += 1_000
@@ -396,22 +398,22 @@ def test_seek_to_and_fro(tmp_path):
         with pytest.raises(InvalidRequest, match=r"^topic: nowhere does not exist yet"):
             await seek("nowhere", "c", "latest")
 
-    play(tmp_path, story)
+    play(story)
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2027-01-15T08:00:00", "-5", "1e9"])
-def test_a_time_that_cannot_be_read_is_refused(tmp_path, text):
+def test_a_time_that_cannot_be_read_is_refused(play, text):
     async def story(w):
         with pytest.raises(InvalidRequest, match=r"^from: "):
             await w.pull(start=text)
         with pytest.raises(InvalidRequest, match=r"^to: "):
             await w.edge.consumption.seek("t", "c", text)
 
-    play(tmp_path, story)
+    play(story)
 
 
 # --- waiting --------------------------------------------------------------------------------------------------------------------
-def test_a_waiting_poll_gets_a_message_as_soon_as_it_is_acknowledged(tmp_path):
+def test_a_waiting_poll_gets_a_message_as_soon_as_it_is_acknowledged(play):
     async def story(w):
         await w.send(b"0")
         await w.ack(*await w.pull())
@@ -420,10 +422,10 @@ def test_a_waiting_poll_gets_a_message_as_soon_as_it_is_acknowledged(tmp_path):
         await w.end(await w.half(body=b"now"), "commit")
         assert bodies(await asyncio.wait_for(poll, 1)) == [b"now"]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_polls_of_several_groups_and_consumers_are_woken(tmp_path):
+def test_polls_of_several_groups_and_consumers_are_woken(play):
     async def story(w):
         await w.send(b"0")
         for group in ("x", "y"):
@@ -434,10 +436,10 @@ def test_polls_of_several_groups_and_consumers_are_woken(tmp_path):
         got = [bodies(await asyncio.wait_for(poll, 1)) for poll in polls]
         assert got == [[b"1", b"2"], [b"3"], [b"1", b"2"]]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_poll_that_was_woken_for_nothing_keeps_its_place(tmp_path):
+def test_a_poll_that_was_woken_for_nothing_keeps_its_place(play):
     async def story(w):
         await w.send(b"0")
         await w.ack(*await w.pull("x"), group="x")
@@ -451,10 +453,10 @@ def test_a_poll_that_was_woken_for_nothing_keeps_its_place(tmp_path):
         await w.send(b"2")
         assert bodies(await asyncio.wait_for(polls[1], 1)) == [b"2"]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_poll_may_wait_for_a_topic_that_does_not_exist_and_gets_all_of_it(tmp_path):
+def test_a_poll_may_wait_for_a_topic_that_does_not_exist_and_gets_all_of_it(play):
     async def story(w):
         poll = asyncio.create_task(w.pull(wait_s=20, start="latest"))
         await w.until(lambda: w.edge.consumption.figures()["polls_waiting"] == 1)
@@ -462,10 +464,10 @@ def test_a_poll_may_wait_for_a_topic_that_does_not_exist_and_gets_all_of_it(tmp_
         await w.send(b"first")
         assert bodies(await asyncio.wait_for(poll, 1)) == [b"first"]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_lapse_wakes_a_waiting_poll(tmp_path):
+def test_a_lapse_wakes_a_waiting_poll(play):
     async def story(w):
         await w.send(b"m")
         await w.pull(visibility_s=0.05)
@@ -474,10 +476,10 @@ def test_a_lapse_wakes_a_waiting_poll(tmp_path):
         w.now_ms += 60
         assert [m.attempt for m in await asyncio.wait_for(poll, 1)] == [2]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_an_acknowledgement_wakes_whoever_waits_for_its_key(tmp_path):
+def test_an_acknowledgement_wakes_whoever_waits_for_its_key(play):
     async def story(w):
         await w.send(b"a1", b"a2", key="a")
         (a1,) = await w.pull(count=1)
@@ -486,10 +488,10 @@ def test_an_acknowledgement_wakes_whoever_waits_for_its_key(tmp_path):
         await w.ack(a1)
         assert bodies(await asyncio.wait_for(poll, 1)) == [b"a2"]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_waiting_polls_come_back_empty_when_the_edge_stops(tmp_path):
+def test_waiting_polls_come_back_empty_when_the_edge_stops(play):
     async def story(w):
         poll = asyncio.create_task(w.pull(wait_s=20))
         await w.until(lambda: w.edge.consumption.figures()["polls_waiting"] == 1)
@@ -498,10 +500,10 @@ def test_waiting_polls_come_back_empty_when_the_edge_stops(tmp_path):
         with pytest.raises(Closing):
             await w.pull()
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_poll_that_is_cancelled_leaves_its_messages_to_others(tmp_path):
+def test_a_poll_that_is_cancelled_leaves_its_messages_to_others(play):
     async def story(w):
         await w.send(b"0")
         await w.ack(*await w.pull())
@@ -514,11 +516,11 @@ def test_a_poll_that_is_cancelled_leaves_its_messages_to_others(tmp_path):
             await gone
         assert [(m.body, m.attempt) for m in await asyncio.wait_for(stays, 1)] == [(b"m", 1)]
 
-    play(tmp_path, story)
+    play(story)
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------------------
-def test_what_is_refused(tmp_path):
+def test_what_is_refused(play):
     async def story(w):
         pull, poll = w.pull, w.edge.consumption.poll
         for topic in ("RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC"):
@@ -549,15 +551,15 @@ def test_what_is_refused(tmp_path):
         assert await w.edge.consumption.ack("t", "c", [Receipt(1, 2, 3, 4, 5).said()]) == ["stale"]
         assert w.edge.store.dictionary.topics == w.edge.store.dictionary.groups == []
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_standby_gives_nothing(tmp_path):
+def test_a_standby_gives_nothing(play):
     async def story(w):
         with pytest.raises(Standby):
             await w.pull()
 
-    play(tmp_path, story, "role=standby")
+    play(story, "role=standby")
 
 
 # --- dead letters ---------------------------------------------------------------------------------------------------------------
@@ -570,7 +572,7 @@ async def kill(w, times=3, **rest):
     await w.until(lambda: not w.edge.consumption._burials.under_way)
 
 
-def test_a_message_that_was_given_too_often_is_a_dead_letter(tmp_path):
+def test_a_message_that_was_given_too_often_is_a_dead_letter(play):
     async def story(w):
         await w.edge.send([w.message(body=b"poison", properties={"KEYS": "k", "TAGS": "a", "x": "y"}, born_at_ms=5)])
         await kill(w)
@@ -584,10 +586,10 @@ def test_a_message_that_was_given_too_often_is_a_dead_letter(tmp_path):
         assert await w.edge.consumption.dead_letters("other") == ([], None)
         assert await w.pull_bodies("other") == [b"poison"]
 
-    play(tmp_path, story, ONE_QUEUE, "maxDeliveries=3")
+    play(story, ONE_QUEUE, "maxDeliveries=3")
 
 
-def test_what_follows_a_dying_message_of_the_same_key_waits_until_it_is_stored(tmp_path):
+def test_what_follows_a_dying_message_of_the_same_key_waits_until_it_is_stored(play):
     async def story(w):
         await w.send(b"a1", b"a2", key="a")
         for _ in range(2):
@@ -598,10 +600,10 @@ def test_what_follows_a_dying_message_of_the_same_key_waits_until_it_is_stored(t
         assert bodies(got) == [b"a2"]
         assert len((await w.edge.consumption.dead_letters("c"))[0]) == 1
 
-    play(tmp_path, story, ONE_QUEUE, "maxDeliveries=2")
+    play(story, ONE_QUEUE, "maxDeliveries=2")
 
 
-def test_a_replayed_letter_comes_to_its_group_only_and_is_closed(tmp_path):
+def test_a_replayed_letter_comes_to_its_group_only_and_is_closed(play):
     async def story(w):
         await w.send(b"poison", key="k", tags="a")
         await kill(w)
@@ -624,10 +626,10 @@ def test_a_replayed_letter_comes_to_its_group_only_and_is_closed(tmp_path):
         with pytest.raises(InvalidRequest, match=r"^ids\[0\]: "):
             await w.edge.consumption.replay("c", ["x"])
 
-    play(tmp_path, story, ONE_QUEUE, "maxDeliveries=3")
+    play(story, ONE_QUEUE, "maxDeliveries=3")
 
 
-def test_dead_letters_are_listed_page_by_page(tmp_path):
+def test_dead_letters_are_listed_page_by_page(play):
     async def story(w):
         await w.send(*[b"%d" % n for n in range(7)])
         await kill(w, times=1)
@@ -638,10 +640,10 @@ def test_dead_letters_are_listed_page_by_page(tmp_path):
             assert bool(following) == more
         assert seen == [b"%d" % n for n in range(7)]
 
-    play(tmp_path, story, ONE_QUEUE, "maxDeliveries=1")
+    play(story, ONE_QUEUE, "maxDeliveries=1")
 
 
-def test_dead_letters_can_be_consumed_and_do_not_die_again(tmp_path):
+def test_dead_letters_can_be_consumed_and_do_not_die_again(play):
     async def story(w):
         await w.send(b"poison")
         await kill(w, times=1)
@@ -652,15 +654,15 @@ def test_dead_letters_can_be_consumed_and_do_not_die_again(tmp_path):
         await w.ack(got, topic="%DLQ%c")
         assert await w.edge.consumption.dead_letters("c") == ([], None)
 
-    play(tmp_path, story, ONE_QUEUE, "maxDeliveries=1")
+    play(story, ONE_QUEUE, "maxDeliveries=1")
 
 
-def test_producers_may_not_claim_to_be_dead_letters(tmp_path):
+def test_producers_may_not_claim_to_be_dead_letters(play):
     async def story(w):
         with pytest.raises(Exception, match="__FOR_GROUP__ is set by Escrow"):
             await w.edge.send([w.message(properties={"__FOR_GROUP__": "c"})])
 
-    play(tmp_path, story)
+    play(story)
 
 
 # --- what is not there ----------------------------------------------------------------------------------------------------------
@@ -684,7 +686,7 @@ def test_a_corrupt_message_is_passed_over_and_counted(tmp_path):
     asyncio.run(run())
 
 
-def test_what_retention_took_is_passed_over_and_counted(tmp_path):
+def test_what_retention_took_is_passed_over_and_counted(play):
     async def story(w):
         await w.send(b"0")
         assert len(await w.pull()) == 1
@@ -704,11 +706,11 @@ def test_what_retention_took_is_passed_over_and_counted(tmp_path):
         assert got[-1].body == b"last"
         assert w.edge.consumption.figures()["retention"] == begin
 
-    play(tmp_path, story)
+    play(story)
 
 
 # --- durability -----------------------------------------------------------------------------------------------------------------
-def test_many_acknowledgements_share_a_flush(tmp_path):
+def test_many_acknowledgements_share_a_flush(play):
     async def story(w):
         await w.send(*[b"%d" % n for n in range(200)])
         got = await w.pull(count=200)
@@ -717,7 +719,7 @@ def test_many_acknowledgements_share_a_flush(tmp_path):
         assert answers == [["done"]] * 200
         assert w.edge.consumption.figures()["journal_flushes"] - before < 20
 
-    play(tmp_path, story)
+    play(story)
 
 
 def test_a_failed_flush_ends_the_edge(tmp_path):
@@ -738,7 +740,7 @@ def test_a_failed_flush_ends_the_edge(tmp_path):
     asyncio.run(run())
 
 
-def test_a_full_disk_refuses_a_hand_out_and_counts_nothing(tmp_path):
+def test_a_full_disk_refuses_a_hand_out_and_counts_nothing(play):
     async def story(w):
         await w.send(b"m")
         await w.pull("c", start="latest")
@@ -751,7 +753,7 @@ def test_a_full_disk_refuses_a_hand_out_and_counts_nothing(tmp_path):
             disk.arm(None)
         assert [m.attempt for m in await w.pull()] == [1]
 
-    play(tmp_path, story)
+    play(story)
 
 
 # --- messages that cannot be read for a while -----------------------------------------------------------------------------------
@@ -781,7 +783,7 @@ def unmap(w):
     w.edge.consumption._tail.log.log.file.close()
 
 
-def test_a_new_message_that_cannot_be_read_now_is_handed_out_later(tmp_path):
+def test_a_new_message_that_cannot_be_read_now_is_handed_out_later(play):
     async def story(w):
         await settled_and_restarted(w, b"1", b"2")
         for _ in range(2):
@@ -790,11 +792,11 @@ def test_a_new_message_that_cannot_be_read_now_is_handed_out_later(tmp_path):
         assert await w.pull_bodies() == [b"1", b"2"]
         assert w.edge.consumption.figures()["unreadable"] == 0
 
-    play(tmp_path, story)
+    play(story)
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_message_that_came_back_and_cannot_be_read_now_is_handed_out_later(tmp_path, restart):
+def test_a_message_that_came_back_and_cannot_be_read_now_is_handed_out_later(play, restart):
     async def story(w):
         await w.send(b"1", b"2", key="k")
         w.settle()
@@ -807,10 +809,10 @@ def test_a_message_that_came_back_and_cannot_be_read_now_is_handed_out_later(tmp
             await w.pull()
         assert [(m.body, m.attempt) for m in await w.pull()] == [(b"1", 2), (b"2", 2)]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_what_a_poll_has_in_hand_goes_out_though_the_next_message_cannot_be_read(tmp_path):
+def test_what_a_poll_has_in_hand_goes_out_though_the_next_message_cannot_be_read(play):
     async def story(w):
         large = [bytes([number]) * 60_000 for number in range(24)]
         for body in large:
@@ -823,10 +825,10 @@ def test_what_a_poll_has_in_hand_goes_out_though_the_next_message_cannot_be_read
         assert 0 < len(first) < len(large)
         assert first + await w.pull_bodies() == large
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_condemned_message_that_cannot_be_read_now_stays_in_hand(tmp_path):
+def test_a_condemned_message_that_cannot_be_read_now_stays_in_hand(play):
     async def story(w):
         await w.send(b"m")
         w.settle()
@@ -837,10 +839,10 @@ def test_a_condemned_message_that_cannot_be_read_now_stays_in_hand(tmp_path):
         assert await w.edge.consumption.condemn("t", "c", got.receipt)
         assert len((await w.edge.consumption.dead_letters("c"))[0]) == 1
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_the_journal_is_written_anew_when_it_has_grown(tmp_path, monkeypatch):
+def test_the_journal_is_written_anew_when_it_has_grown(play, monkeypatch):
     monkeypatch.setattr("store.tables.journals.consumers.COMPACT_FROM", 500)
 
     async def story(w):
@@ -852,10 +854,10 @@ def test_the_journal_is_written_anew_when_it_has_grown(tmp_path, monkeypatch):
         await w.restart_edge()
         assert await w.pull_bodies() == [b"last"]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_progress_beyond_the_end_of_an_older_log_is_set_back(tmp_path):
+def test_progress_beyond_the_end_of_an_older_log_is_set_back(play):
     from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 
     async def story(w):
@@ -869,4 +871,4 @@ def test_progress_beyond_the_end_of_an_older_log_is_set_back(tmp_path):
         await w.send(b"1")
         assert await w.pull_bodies() == [b"1"]
 
-    play(tmp_path, story)
+    play(story)

@@ -61,12 +61,18 @@ class Seat:
         return [each.body for each in await self.pull()]
 
 
-def play(story, root):
-    async def run():
-        async with Seat(root) as seat:
-            await story(seat)
+@pytest.fixture
+def play(tmp_path):
+    """play(story): with a seat of its own; `place`: its data directory below tmp_path."""
 
-    asyncio.run(run())
+    def run(story, place=""):
+        async def live():
+            async with Seat(tmp_path / place) as seat:
+                await story(seat)
+
+        asyncio.run(live())
+
+    return run
 
 
 JUMPS = pytest.mark.parametrize("jump_s", [4 * DAY_S, YEAR_S, -4 * DAY_S, -YEAR_S])
@@ -74,20 +80,20 @@ ENDINGS = pytest.mark.parametrize("ending", ["back", "confirmed"])
 
 
 @JUMPS
-def test_stored_times_are_those_that_elapsed(tmp_path, jump_s):
+def test_stored_times_are_those_that_elapsed(play, jump_s):
     async def story(seat):
         seat.jump(jump_s)
         seat.pass_time(10)
         (id,) = await seat.edge.prepare([Message("g", "t", b"x")])
         assert (await seat.edge.transaction(id)).stored_at_ms == START_MS + 10_000
 
-    play(story, tmp_path)
+    play(story)
 
 
 @JUMPS
 @ENDINGS
 @pytest.mark.parametrize("restart", [False, True])
-def test_what_is_in_hand_comes_back_when_its_time_has_passed_and_not_before(tmp_path, jump_s, ending, restart):
+def test_what_is_in_hand_comes_back_when_its_time_has_passed_and_not_before(play, jump_s, ending, restart):
     async def story(seat):
         await seat.send(b"before", b"during")
         assert len(await seat.edge.consumption.poll("t", "c", "me", max_messages=1)) == 1
@@ -112,11 +118,11 @@ def test_what_is_in_hand_comes_back_when_its_time_has_passed_and_not_before(tmp_
         assert (again.body, again.attempt) == (b"during", 2)
         assert await seat.edge.consumption.ack("t", "c", [again.receipt]) == ["done"]
 
-    play(story, tmp_path)
+    play(story)
 
 
 @pytest.mark.parametrize("seek", [False, True])
-def test_a_hand_out_that_an_earlier_release_noted_far_ahead_holds_nobody_up(tmp_path, seek):
+def test_a_hand_out_that_an_earlier_release_noted_far_ahead_holds_nobody_up(play, seek):
     async def story(seat):
         await seat.send(b"one", b"two")
         (_one, two) = await seat.pull()
@@ -134,12 +140,12 @@ def test_a_hand_out_that_an_earlier_release_noted_far_ahead_holds_nobody_up(tmp_
         seat.pass_time(31)
         assert (await seat.bodies())[0] == b"one", "held for 30 s, not for 30 days"
 
-    play(story, tmp_path)
+    play(story)
 
 
 @JUMPS
 @ENDINGS
-def test_a_key_is_known_for_the_window_and_no_longer(tmp_path, jump_s, ending):
+def test_a_key_is_known_for_the_window_and_no_longer(play, jump_s, ending):
     async def story(seat):
         async def id_of():
             return (await seat.edge.prepare([Message("g", "t", b"x", dedup_key="k")]))[0]
@@ -161,10 +167,10 @@ def test_a_key_is_known_for_the_window_and_no_longer(tmp_path, jump_s, ending):
         assert await id_of() != first
         assert len(list((seat.settings.store_dir / "dedup").iterdir())) <= 6
 
-    play(story, tmp_path)
+    play(story)
 
 
-def test_a_key_outlives_a_kill_behind_a_leap(tmp_path):
+def test_a_key_outlives_a_kill_behind_a_leap(tmp_path, play):
     """The recovery reads halves of after the leap; those of before it are no older for that."""
 
     async def story(seat):
@@ -185,11 +191,11 @@ def test_a_key_outlives_a_kill_behind_a_leap(tmp_path):
             again = (await killed.edge.prepare([Message("g", "t", b"x", dedup_key="k")]))[0]
             assert again == first
 
-    play(story, tmp_path / "first")
+    play(story, "first")
 
 
 @JUMPS
-def test_who_was_there_is_there_for_its_time_and_the_job_is_seen_running(tmp_path, jump_s):
+def test_who_was_there_is_there_for_its_time_and_the_job_is_seen_running(play, jump_s):
     async def story(seat):
         await seat.edge.prepare([Message("g", "t", b"x")])
         seat.edge._checks.seen("g", "m", "poll")
@@ -202,10 +208,10 @@ def test_who_was_there_is_there_for_its_time_and_the_job_is_seen_running(tmp_pat
         seat.pass_time(20)
         assert seat.edge.live_groups() == set()
 
-    play(story, tmp_path)
+    play(story)
 
 
-def test_a_store_of_an_earlier_release_begins_with_its_last_heartbeat(tmp_path):
+def test_a_store_of_an_earlier_release_begins_with_its_last_heartbeat(play):
     async def story(seat):
         await seat.edge.close()
         for name in ("clock.state", "clock.lock"):
@@ -216,7 +222,7 @@ def test_a_store_of_an_earlier_release_begins_with_its_last_heartbeat(tmp_path):
         assert seat.edge.clock.held_s == HOUR_S
         assert seat.edge.store.page[EdgeSlot.HEARTBEAT_MS] == seat.edge.clock.elapsed_ms() == seat.source.wall_ms
 
-    play(story, tmp_path)
+    play(story)
 
 
 # --- dedup tables ---------------------------------------------------------------------------------------------------------

@@ -20,20 +20,24 @@ PATIENCE_S = 30
 UNFORESEEN = [MemoryError("no memory"), SystemExit("somebody left"), KeyboardInterrupt(), StopIteration()]
 
 
-def play(tmp_path, story):
+@pytest.fixture
+def play(tmp_path):
     """Like a service that fails: closing it tells of the failure once more."""
 
-    async def run():
-        w = World(tmp_path / "data")
-        await w.open()
-        try:
-            await asyncio.wait_for(story(w), PATIENCE_S)
-        finally:
-            w.job.close()
-            with suppress(StoreUnusable):
-                await asyncio.wait_for(w.edge.close(), PATIENCE_S)
+    def run(story):
+        async def live():
+            w = World(tmp_path / "data")
+            await w.open()
+            try:
+                await asyncio.wait_for(story(w), PATIENCE_S)
+            finally:
+                w.job.close()
+                with suppress(StoreUnusable):
+                    await asyncio.wait_for(w.edge.close(), PATIENCE_S)
 
-    asyncio.run(run())
+        asyncio.run(live())
+
+    return run
 
 
 def raising(error):
@@ -44,7 +48,7 @@ def raising(error):
 
 
 @pytest.mark.parametrize("error", UNFORESEEN, ids=lambda error: type(error).__name__)
-def test_an_error_before_the_flush_in_the_thread_is_no_acknowledgement(tmp_path, monkeypatch, error):
+def test_an_error_before_the_flush_in_the_thread_is_no_acknowledgement(play, monkeypatch, error):
     async def story(w):
         flushed = w.edge.store.page[EdgeSlot.LOG_END]
         monkeypatch.setattr(w.edge.store._commit, "_flush", raising(error))
@@ -55,20 +59,20 @@ def test_an_error_before_the_flush_in_the_thread_is_no_acknowledgement(tmp_path,
         with pytest.raises(EdgeFailed):
             await w.half(group="one-more")
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_an_error_behind_the_flush_in_the_thread_is_no_acknowledgement(tmp_path, monkeypatch):
+def test_an_error_behind_the_flush_in_the_thread_is_no_acknowledgement(play, monkeypatch):
     async def story(w):
         monkeypatch.setattr(w.edge.store, "_on_publish", raising(MemoryError("no memory")))
         with pytest.raises(EdgeFailed, match="nothing is known"):
             await w.half(group="a-new-name")
         assert "MemoryError" in await w.edge.failed
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_an_error_behind_a_flush_of_the_kernel_is_heard(tmp_path, monkeypatch):
+def test_an_error_behind_a_flush_of_the_kernel_is_heard(play, monkeypatch):
     async def story(w):
         await w.half()  # the names and files are there: the next one goes through the event loop
         monkeypatch.setattr(w.edge.store, "_on_publish", raising(MemoryError("no memory")))
@@ -76,11 +80,11 @@ def test_an_error_behind_a_flush_of_the_kernel_is_heard(tmp_path, monkeypatch):
             await w.half()
         assert "MemoryError" in await w.edge.failed
 
-    play(tmp_path, story)
+    play(story)
 
 
 @pytest.mark.parametrize("part", ["_is_small", "_cycle_ends", "_cycle_messages"])
-def test_an_error_in_the_loop_is_told_to_all_who_wait(tmp_path, monkeypatch, part):
+def test_an_error_in_the_loop_is_told_to_all_who_wait(play, monkeypatch, part):
     async def story(w):
         id = await w.half()
         committer = w.edge._committer
@@ -91,10 +95,10 @@ def test_an_error_in_the_loop_is_told_to_all_who_wait(tmp_path, monkeypatch, par
         assert [type(each) for each in told] == [EdgeFailed] * 3
         assert "MemoryError" in await w.edge.failed
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_what_waits_behind_a_lost_cycle_is_refused(tmp_path, monkeypatch):
+def test_what_waits_behind_a_lost_cycle_is_refused(play, monkeypatch):
     async def story(w):
         await w.half()
         store, waiting, loop = w.edge.store, [], asyncio.get_running_loop()
@@ -109,12 +113,12 @@ def test_what_waits_behind_a_lost_cycle_is_refused(tmp_path, monkeypatch):
         with pytest.raises(EdgeFailed):
             await waiting[0]
 
-    play(tmp_path, story)
+    play(story)
 
 
 @pytest.mark.parametrize("error", [MemoryError("no memory"), SystemExit("somebody left")], ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("part", ["write", "flush", "is_long"])
-def test_a_dead_thread_of_the_ledger_ends_the_edge(tmp_path, monkeypatch, part, error):
+def test_a_dead_thread_of_the_ledger_ends_the_edge(play, monkeypatch, part, error):
     async def story(w):
         await w.send(b"one", b"two")
         (first, second) = await w.pull(wait_s=5)
@@ -126,7 +130,7 @@ def test_a_dead_thread_of_the_ledger_ends_the_edge(tmp_path, monkeypatch, part, 
         with pytest.raises(EdgeFailed):
             await w.ack(second)
 
-    play(tmp_path, story)
+    play(story)
 
 
 @pytest.mark.parametrize("error", UNFORESEEN, ids=lambda error: type(error).__name__)

@@ -18,14 +18,6 @@ from store.records import OpKind, State
 from tests.support.edge_world import world
 
 
-def play(tmp_path, story, *flags):
-    async def run():
-        async with world(tmp_path / "data", *flags) as w:
-            await story(w)
-
-    asyncio.run(run())
-
-
 class Gate:
     """Holds every flush of the edge until it is opened: those of the thread, and those that the kernel does."""
 
@@ -59,7 +51,7 @@ class Gate:
         self._open.clear()
 
 
-def test_an_id_is_answered_when_the_half_is_flushed(tmp_path):
+def test_an_id_is_answered_when_the_half_is_flushed(play):
     async def story(w):
         gate = Gate(w)
         sending = asyncio.ensure_future(w.half())
@@ -71,10 +63,10 @@ def test_an_id_is_answered_when_the_half_is_flushed(tmp_path):
         assert w.edge.store.page[EdgeSlot.HALF_END] == 1
         assert (await w.edge.transaction(id)).state == "PREPARED"
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_the_loop_never_waits_for_the_disk(tmp_path):
+def test_the_loop_never_waits_for_the_disk(play):
     async def story(w):
         gate = Gate(w)
         sending = asyncio.ensure_future(w.half())
@@ -85,10 +77,10 @@ def test_the_loop_never_waits_for_the_disk(tmp_path):
         gate.open()
         await sending
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_many_callers_share_one_flush(tmp_path):
+def test_many_callers_share_one_flush(play):
     async def story(w):
         gate = Gate(w)
         first = asyncio.ensure_future(w.half())
@@ -108,10 +100,10 @@ def test_many_callers_share_one_flush(tmp_path):
         assert set(await asyncio.gather(ended, *others)) == {"accepted"}
         assert gate.flushes == 4
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_answers_go_to_who_asked(tmp_path):
+def test_answers_go_to_who_asked(play):
     """Batches of several callers are cut apart again as they came, refused ones between them."""
 
     async def story(w):
@@ -138,10 +130,10 @@ def test_answers_go_to_who_asked(tmp_path):
             await bad[1]
         assert w.edge.store.half_end == 1 + sum(a % 5 + 1 for a in range(40)), "all or none"
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_ends_go_before_halves_and_are_taken_when_halves_are_refused(tmp_path):
+def test_ends_go_before_halves_and_are_taken_when_halves_are_refused(play):
     async def story(w):
         id = await w.half()
         gate = Gate(w)
@@ -163,11 +155,11 @@ def test_ends_go_before_halves_and_are_taken_when_halves_are_refused(tmp_path):
         assert op_at < min(halves_at), "the end came last and was appended first"
         assert w.edge._committer.counters.refused_for_load == 1
 
-    play(tmp_path, story, "maxQueuedSize=64KiB")
+    play(story, "maxQueuedSize=64KiB")
 
 
 # --- settings (docs/configuration.md) at this level ---
-def test_a_standby_refuses_halves_messages_ends_and_polls(tmp_path):
+def test_a_standby_refuses_halves_messages_ends_and_polls(play):
     async def master(w):
         ids.append(await w.half())
 
@@ -179,11 +171,11 @@ def test_a_standby_refuses_halves_messages_ends_and_polls(tmp_path):
         assert (await w.edge.transaction(ids[0])).state == "PREPARED"
 
     ids: list[str] = []
-    play(tmp_path, master)
-    play(tmp_path, standby, "role=standby")
+    play(master)
+    play(standby, "role=standby")
 
 
-def test_reject_transaction_message_refuses_halves_only(tmp_path):
+def test_reject_transaction_message_refuses_halves_only(play):
     async def before(w):
         ids.append(await w.half())
 
@@ -195,11 +187,11 @@ def test_reject_transaction_message_refuses_halves_only(tmp_path):
         assert await w.poll() == []
 
     ids: list[str] = []
-    play(tmp_path, before)
-    play(tmp_path, story, "rejectTransactionMessage=true")
+    play(before)
+    play(story, "rejectTransactionMessage=true")
 
 
-def test_file_sizes_reach_the_store(tmp_path):
+def test_file_sizes_reach_the_store(play):
     async def story(w):
         shape = w.edge.store.directory.geometry
         assert (shape.state_segment_bytes, shape.redo_segment_bytes) == (2_400, 2_000)
@@ -208,10 +200,10 @@ def test_file_sizes_reach_the_store(tmp_path):
         files = list((w.settings.store_dir / "transaction").rglob("statetable/0/*"))
         assert [file.stat().st_size for file in files] == [2_400]
 
-    play(tmp_path, story, "tranStateTableMapedFileSize=2400", "tranRedoLogMapedFileSize=2000")
+    play(story, "tranStateTableMapedFileSize=2400", "tranRedoLogMapedFileSize=2000")
 
 
-def test_pages_for_the_log_are_made_ready_ahead_of_it(tmp_path):
+def test_pages_for_the_log_are_made_ready_ahead_of_it(play):
     async def story(w):
         store = w.edge.store
         for _ in range(2):  # at the beginning, and when it is used up
@@ -220,10 +212,10 @@ def test_pages_for_the_log_are_made_ready_ahead_of_it(tmp_path):
             await w.until(lambda: not store.runway.is_short(store.log.end))
             assert store.runway.ready > store.log.end
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_pages_that_cannot_be_made_ready_harm_nobody(tmp_path, monkeypatch):
+def test_pages_that_cannot_be_made_ready_harm_nobody(play, monkeypatch):
     tried = []
 
     def extend(self, end):
@@ -239,10 +231,10 @@ def test_pages_that_cannot_be_made_ready_harm_nobody(tmp_path, monkeypatch):
         assert not w.edge.failed.done()
         assert len(tried) == 1
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_queues_body_size_and_batch_size(tmp_path):
+def test_queues_body_size_and_batch_size(play):
     async def story(w):
         await w.half(topic="new", queue_id=1)
         with pytest.raises(ValueError, match="queues 0 to 1"):
@@ -254,10 +246,10 @@ def test_queues_body_size_and_batch_size(tmp_path):
         with pytest.raises(InvalidRequest, match="at least one"):
             await w.edge.prepare([])
 
-    play(tmp_path, story, "queuesPerTopic=2", "maxBodySize=1KiB", "maxMessagesPerRequest=3")
+    play(story, "queuesPerTopic=2", "maxBodySize=1KiB", "maxMessagesPerRequest=3")
 
 
-def test_dedup_window(tmp_path):
+def test_dedup_window(play):
     async def story(w):
         id = await w.half(dedup_key="k")
         assert await w.half(dedup_key="k") == id
@@ -268,11 +260,11 @@ def test_dedup_window(tmp_path):
         w.now_ms += 62_000
         assert await w.half(dedup_key="k") != id
 
-    play(tmp_path, story, "dedupWindow=60s")
+    play(story, "dedupWindow=60s")
 
 
 # --- ends ---
-def test_the_rule_of_ends(tmp_path):
+def test_the_rule_of_ends(play):
     async def story(w):
         a, b, c = [await w.half() for _ in range(3)]
         assert await w.end(a, "commit") == "accepted"
@@ -286,10 +278,10 @@ def test_the_rule_of_ends(tmp_path):
         assert [w.row(n)[0] for n in range(3)] == [State.COMMITTED, State.ROLLED_BACK, State.PREPARED]
         assert [kind for kind, _ in w.ops()] == [OpKind.COMMIT, OpKind.ROLLBACK, OpKind.UNKNOWN]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_wrong_group_forged_and_foreign_ids_change_nothing(tmp_path):
+def test_wrong_group_forged_and_foreign_ids_change_nothing(play):
     async def story(w):
         id, _ = await w.half("Aa"), await w.half("BB")
         answers = await w.edge.end(
@@ -305,20 +297,20 @@ def test_wrong_group_forged_and_foreign_ids_change_nothing(tmp_path):
             await w.end(id, "maybe", "Aa")
         assert await w.end(id, "commit", "Aa") == "accepted"
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_concurrent_opposite_ends_have_one_winner(tmp_path):
+def test_concurrent_opposite_ends_have_one_winner(play):
     async def story(w):
         ids = [await w.half() for _ in range(20)]
         verdicts = await asyncio.gather(*[w.end(id, outcome) for id in ids for outcome in ("commit", "rollback", "commit")])
         for at in range(0, len(verdicts), 3):
             assert verdicts[at : at + 3] == ["accepted", "conflict", "already"]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_ids_of_before_a_restart_still_work(tmp_path):
+def test_ids_of_before_a_restart_still_work(play):
     async def story(w):
         id = await w.half()
         await w.restart_edge()
@@ -326,11 +318,11 @@ def test_ids_of_before_a_restart_still_work(tmp_path):
         await w.restart_edge()
         assert await w.end(id, "rollback") == "conflict"
 
-    play(tmp_path, story)
+    play(story)
 
 
 # --- failure ---
-def test_a_full_disk_refuses_the_caller_and_the_edge_goes_on(tmp_path):
+def test_a_full_disk_refuses_the_caller_and_the_edge_goes_on(play):
     async def story(w):
         id = await w.half()
         disk.arm("commitlog.create", "ENOSPC")
@@ -342,10 +334,10 @@ def test_a_full_disk_refuses_the_caller_and_the_edge_goes_on(tmp_path):
         assert not w.edge.failed.done()
         assert await w.end(id, "commit") == "accepted"
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_ends_with_long_remarks_are_taken_and_harm_nobody(tmp_path):
+def test_ends_with_long_remarks_are_taken_and_harm_nobody(play):
     """Together they are larger than a segment of the log, and more than go into one batch."""
 
     async def story(w):
@@ -367,10 +359,10 @@ def test_ends_with_long_remarks_are_taken_and_harm_nobody(tmp_path):
         assert {answer.verdict for each in answers for answer in each} == {"accepted"}
         assert answers[-1][0].state == "COMMITTED"
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_properties_count_as_waiting(tmp_path):
+def test_properties_count_as_waiting(play):
     async def story(w):
         gate = Gate(w)
         heavy = asyncio.ensure_future(w.half(body=b"", properties={"a": "x" * 30_000}))
@@ -380,10 +372,10 @@ def test_properties_count_as_waiting(tmp_path):
         await heavy
         assert w.edge.counts()["queued_bytes"] == 0
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_file_that_retention_took_does_not_end_the_edge(tmp_path):
+def test_a_file_that_retention_took_does_not_end_the_edge(play):
     async def story(w):
         await w.half()
         log = LogReader(w.edge.store.directory)
@@ -393,7 +385,7 @@ def test_a_file_that_retention_took_does_not_end_the_edge(tmp_path):
         await w.half()
         assert not w.edge.failed.done()
 
-    play(tmp_path, story)
+    play(story)
 
 
 def test_a_failed_flush_ends_the_edge(tmp_path):
@@ -422,7 +414,7 @@ def test_a_failed_flush_ends_the_edge(tmp_path):
     asyncio.run(run())
 
 
-def test_a_caller_that_goes_away_harms_nobody(tmp_path):
+def test_a_caller_that_goes_away_harms_nobody(play):
     async def story(w):
         gate = Gate(w)
         gone = asyncio.ensure_future(w.half())
@@ -433,7 +425,7 @@ def test_a_caller_that_goes_away_harms_nobody(tmp_path):
         await stays
         assert w.edge.store.half_end == 2
 
-    play(tmp_path, story)
+    play(story)
 
 
 def test_closing_finishes_what_was_accepted(tmp_path):
@@ -459,7 +451,7 @@ def test_closing_finishes_what_was_accepted(tmp_path):
     asyncio.run(run())
 
 
-def test_heartbeat_and_the_job_is_woken(tmp_path):
+def test_heartbeat_and_the_job_is_woken(play):
     from store.io.wakeup import JOB_WAKE, Sleeper
 
     async def story(w):
@@ -469,4 +461,4 @@ def test_heartbeat_and_the_job_is_woken(tmp_path):
         sleeper.close()
         assert w.edge.store.page[EdgeSlot.HEARTBEAT_MS] == w.now_ms
 
-    play(tmp_path, story)
+    play(story)

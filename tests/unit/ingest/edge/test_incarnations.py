@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from typing import Any
 
@@ -16,7 +15,7 @@ from store.errors import Corrupt
 from store.incarnations import INCARNATIONS, Ancestor, Lineage
 from store.inspect.verify.store import verify
 from store.io import disk
-from tests.support.edge_world import World, world
+from tests.support.edge_world import World
 
 ONE_QUEUE = "queuesPerTopic=1"
 LOST = "issued after the backup that this store was restored from"
@@ -33,18 +32,23 @@ async def restored(w: World, data, number: int, source: str = "backup") -> World
     return found
 
 
-def play(tmp_path, story):
-    async def run():
-        async with world(tmp_path / "data", ONE_QUEUE) as w:
+@pytest.fixture
+def play(play):
+    """The story gets a list for the edges that it opens besides; all stores are whole afterwards."""
+
+    def run(story):
+        async def lived(w):
             lives = [w]
             await story(w, lives)
             for life in lives[1:]:
                 await life.close()
-        for life in lives:
-            problems = verify(life.settings.store_dir).problems
+            return [life.settings.store_dir for life in lives]
+
+        for store in play(lived, ONE_QUEUE):
+            problems = verify(store).problems
             assert not problems, problems
 
-    asyncio.run(run())
+    return run
 
 
 async def end(w, id, outcome="commit"):
@@ -52,7 +56,7 @@ async def end(w, id, outcome="commit"):
     return answer.verdict, answer.reason
 
 
-def test_a_late_commit_for_a_lost_half_never_releases_another(tmp_path):
+def test_a_late_commit_for_a_lost_half_never_releases_another(tmp_path, play):
     async def story(w, lives):
         before = await w.half(body=b"before")
         backup(w.settings.store_dir, tmp_path / "backup")
@@ -71,10 +75,10 @@ def test_a_late_commit_for_a_lost_half_never_releases_another(tmp_path):
         assert await end(r, before) == ("already", "")
         assert await r.pull_bodies() == [b"before"]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_many_ids_at_once_are_judged_one_by_one(tmp_path):
+def test_many_ids_at_once_are_judged_one_by_one(tmp_path, play):
     async def story(w, lives):
         before = [await w.half() for _ in range(10)]
         backup(w.settings.store_dir, tmp_path / "backup")
@@ -85,10 +89,10 @@ def test_many_ids_at_once_are_judged_one_by_one(tmp_path):
         answers = await r.edge.end([EndRequest("g", id, "commit") for id in (*before, *lost, *new)])
         assert [answer.verdict for answer in answers] == ["accepted"] * 10 + ["refused"] * 10 + ["accepted"] * 10
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_chain_of_restores_honours_each_ancestor_up_to_its_cut(tmp_path):
+def test_a_chain_of_restores_honours_each_ancestor_up_to_its_cut(tmp_path, play):
     async def story(w, lives):
         first = await w.half(body=b"1")
         backup(w.settings.store_dir, tmp_path / "backup")
@@ -116,10 +120,10 @@ def test_a_chain_of_restores_honours_each_ancestor_up_to_its_cut(tmp_path):
         assert LOST in (await end(b, second_lost))[1]
         assert (await end(b, third))[0] == "already"
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_receipts_count_for_messages_that_the_backup_holds(tmp_path):
+def test_receipts_count_for_messages_that_the_backup_holds(tmp_path, play):
     async def story(w, lives):
         await w.send(b"0", b"1")
         held = await w.pull(visibility_s=1000)
@@ -142,10 +146,10 @@ def test_receipts_count_for_messages_that_the_backup_holds(tmp_path):
         assert await r.edge.consumption.ack("t", "c", [longer, new.receipt]) == ["done", "done"]
         assert await w.ack(new) == ["stale"]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_dead_letters_are_named_by_incarnation(tmp_path):
+def test_dead_letters_are_named_by_incarnation(tmp_path, play):
     async def story(w, lives):
         async def bury(life, body):
             await life.send(body)
@@ -166,7 +170,7 @@ def test_dead_letters_are_named_by_incarnation(tmp_path):
         assert await r.edge.consumption.replay("c", [before.id, new.id]) == 2
         assert await r.pull_bodies() == [b"before", b"new"]
 
-    play(tmp_path, story)
+    play(story)
 
 
 def test_a_damaged_list_of_ancestors_is_named(tmp_path):

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ingest.auth import token_file
 from ingest.auth.access import Principal
 from ingest.edge.names import ON_THE_WAY_S, Names
 from ingest.errors import NoSuchTopic, TooManyNames
 from runtime.settings import load
 from store.tables.journals.names import TOPICS_MAX, Dictionary, NameKind
-from tests.support.edge_client import EdgeClient, RemoteError
-from tests.unit.ingest.http.test_endpoint import HALF, edge
 
 TEAM, OTHER, OPERATOR = Principal("team"), Principal("other"), Principal("ops", operator=True)
 
@@ -83,55 +80,3 @@ def test_without_auto_create_nobody_makes_a_topic_by_sending(world):
         with pytest.raises(NoSuchTopic, match="escrow topic create new"):
             w.send(who, ["g"], ["there", "new"])
         w.send(who, ["g"], ["there"])
-
-
-# --- through the real endpoint ------------------------------------------------------------------------------------------------
-def new(data, name, produce=(), consume=(), **roles):
-    given = {"operator": False, "metrics": False, **roles}
-    return token_file.add(data / "keys" / "tokens.toml", name, produce, consume, made_at="2026-01-02T03:04:05Z", **given)
-
-
-def sent(port, token, *topics, group="g"):
-    """200, or the code of the refusal."""
-    with EdgeClient(port, token=token) as client:
-        try:
-            client.call("POST", "/v1/messages", {"messages": [{**HALF, "group": group, "topic": topic} for topic in topics]})
-        except RemoteError as error:
-            return error.code
-    return 200
-
-
-def test_limits_hold_through_the_endpoint_and_outlive_a_restart(tmp_path):
-    data = tmp_path / "data"
-    team, ops = new(data, "team", ["g*:*"], ["*:*"]), new(data, "ops", operator=True)
-    flags = ("topicsPerTokenMax=3", "groupsPerTokenMax=2")
-    with edge(data, *flags) as (_, port):
-        assert sent(port, team, "a", "b") == 200
-        assert sent(port, team, "c", "d") == "too_many_names"
-        assert sent(port, team, "c") == 200
-    with edge(data, *flags) as (_, port):
-        assert sent(port, team, "d") == "too_many_names"
-        assert sent(port, team, "a", "b", "c") == 200
-        with EdgeClient(port, token=ops) as client:
-            made = {"topic": "d", "queues": 2, "made": True}
-            assert client.call("POST", "/v1/operator/topics", {"topic": "d", "queues": 2}) == made
-            assert client.call("POST", "/v1/operator/topics", {"topic": "d"}) == {**made, "made": False}
-            with pytest.raises(RemoteError) as caught:
-                client.call("POST", "/v1/operator/topics", {"topic": "d", "queues": 3})
-            assert caught.value.code == "invalid"
-            actions = [(each["action"], each["target"]) for each in client.call("GET", "/v1/operator/audit")["records"]]
-            assert ("create topic", "d") in actions
-        assert sent(port, team, "d") == 200
-        with EdgeClient(port, token=team) as client:
-            client.call("GET", "/v1/topics/a/messages", group="reader", consumer="c")
-            with pytest.raises(RemoteError) as caught:
-                client.call("GET", "/v1/topics/a/messages", group="another", consumer="c")
-            assert caught.value.code == "too_many_names"
-
-
-def test_without_auto_create_an_operator_makes_topics(tmp_path):
-    with edge(tmp_path / "data", "autoCreateTopics=false") as (_, port):
-        assert sent(port, "", "a") == "no_such_topic"
-        with EdgeClient(port) as client:
-            client.call("POST", "/v1/operator/topics", {"topic": "a"})
-        assert sent(port, "", "a") == 200

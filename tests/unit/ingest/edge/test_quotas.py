@@ -14,19 +14,23 @@ from ingest.groups import Limits
 from runtime.settings import load
 from store.edge.pending_counts import NEVER_S
 from store.records import OpKind
-from tests.support.edge_world import world
 
 
-def play(tmp_path, story, *flags, file=""):
-    if file:
-        write(tmp_path, file)
+@pytest.fixture
+def play(play, tmp_path):
+    """With this groups file; the story begins when all that is pending is counted."""
 
-    async def run():
-        async with world(tmp_path / "data", *flags) as w:
+    def run(story, *flags, file="", place=""):
+        if file:
+            write(tmp_path, file)
+
+        async def counted(w):
             await w.until(lambda: w.edge.quotas.figures()["pending_counted"])
             await story(w)
 
-    asyncio.run(run())
+        play(counted, *flags, place=place)
+
+    return run
 
 
 def write(tmp_path, text):
@@ -54,7 +58,7 @@ async def refused(doing):
 
 
 # --- rate ---
-def test_rate(tmp_path):
+def test_rate(play):
     async def story(w):
         clock = Clock(w)
         await w.edge.prepare([w.message()] * 6)
@@ -70,10 +74,10 @@ def test_rate(tmp_path):
         assert w.edge.quotas.figures()["refused"] == {"rate": 2}
         assert w.edge.store.half_end == 18
 
-    play(tmp_path, story, "groupRateMax=10")
+    play(story, "groupRateMax=10")
 
 
-def test_a_batch_larger_than_the_bucket_passes_and_is_paid_for(tmp_path):
+def test_a_batch_larger_than_the_bucket_passes_and_is_paid_for(play):
     async def story(w):
         clock = Clock(w)
         await w.edge.prepare([w.message()] * 50)
@@ -81,20 +85,20 @@ def test_a_batch_larger_than_the_bucket_passes_and_is_paid_for(tmp_path):
         clock.now_s += 4.11
         await w.half()
 
-    play(tmp_path, story, "groupRateMax=10")
+    play(story, "groupRateMax=10")
 
 
-def test_a_request_for_several_groups_is_taken_whole_or_not(tmp_path):
+def test_a_request_for_several_groups_is_taken_whole_or_not(play):
     async def story(w):
         Clock(w)
         await w.edge.prepare([w.message("b")] * 10)
         await refused(w.edge.prepare([w.message("a"), w.message("b")]))
         await w.edge.prepare([w.message("a")] * 10), "nothing was taken from a"
 
-    play(tmp_path, story, "groupRateMax=10")
+    play(story, "groupRateMax=10")
 
 
-def test_ends_are_never_refused(tmp_path):
+def test_ends_are_never_refused(play):
     async def story(w):
         Clock(w)
         ids = [await w.half() for _ in range(5)]
@@ -102,11 +106,11 @@ def test_ends_are_never_refused(tmp_path):
         for id in ids:
             assert await w.end(id, "commit") == "accepted"
 
-    play(tmp_path, story, "groupRateMax=5", "groupPendingMax=5")
+    play(story, "groupRateMax=5", "groupPendingMax=5")
 
 
 # --- pending ---
-def test_pending(tmp_path):
+def test_pending(play):
     async def story(w):
         clock = Clock(w)
         ids = await w.edge.prepare([w.message()] * 3)
@@ -122,10 +126,10 @@ def test_pending(tmp_path):
         assert w.edge.quotas.pending_by_group() == {"g": 3, "other": 1}
         assert (await w.edge.status())["quotas"]["pending"] == 4
 
-    play(tmp_path, story, "groupPendingMax=3")
+    play(story, "groupPendingMax=3")
 
 
-def test_requests_on_their_way_count(tmp_path):
+def test_requests_on_their_way_count(play):
     async def story(w):
         results = await asyncio.gather(*[w.half() for _ in range(20)], return_exceptions=True)
         assert sum(isinstance(result, str) for result in results) == 7
@@ -135,10 +139,10 @@ def test_requests_on_their_way_count(tmp_path):
             await w.edge.prepare([w.message("z", queue_id=99)])
         assert not w.edge.quotas._on_the_way, "what failed is not on its way any more"
 
-    play(tmp_path, story, "groupPendingMax=7")
+    play(story, "groupPendingMax=7")
 
 
-def test_discards_make_room_and_resumes_take_it(tmp_path):
+def test_discards_make_room_and_resumes_take_it(play):
     async def story(w):
         id = await w.half()
         w.round(after_ms=3 * 3_600_000)
@@ -148,10 +152,10 @@ def test_discards_make_room_and_resumes_take_it(tmp_path):
         assert w.edge.quotas.pending_by_group() == {"g": 1}
         await refused(w.half())
 
-    play(tmp_path, story, "groupPendingMax=1", "fileReservedTime=2")
+    play(story, "groupPendingMax=1", "fileReservedTime=2")
 
 
-def test_counted_again_after_a_restart(tmp_path):
+def test_counted_again_after_a_restart(play):
     async def story(w):
         await w.edge.prepare([w.message()] * 3)
         w.settle()
@@ -163,21 +167,21 @@ def test_counted_again_after_a_restart(tmp_path):
         await w.half()
         await refused(w.half())
 
-    play(tmp_path, story, "groupPendingMax=5")
+    play(story, "groupPendingMax=5")
 
 
-def test_not_enforced_before_the_first_count(tmp_path):
+def test_not_enforced_before_the_first_count(play):
     async def story(w):
         await w.edge.prepare([w.message()] * 3)
         w.edge.store.pending.known = False
         await w.half()
         assert not (await w.edge.status())["quotas"]["pending_counted"]
 
-    play(tmp_path, story, "groupPendingMax=3")
+    play(story, "groupPendingMax=3")
 
 
 # --- age ---
-def test_age(tmp_path):
+def test_age(play):
     async def story(w):
         id = await w.half()
         w.now_ms += 60_000
@@ -195,10 +199,10 @@ def test_age(tmp_path):
         await w.half()
         assert w.edge.quotas.figures()["refused"] == {"pending_age": 1}
 
-    play(tmp_path, story, "groupPendingAgeMax=60s")
+    play(story, "groupPendingAgeMax=60s")
 
 
-def test_ages_are_looked_at_by_themselves_and_only_if_needed(tmp_path, monkeypatch):
+def test_ages_are_looked_at_by_themselves_and_only_if_needed(play, monkeypatch):
     monkeypatch.setattr("ingest.edge.quotas.LOOK_S", 0.01)
 
     async def looks(w):
@@ -212,12 +216,12 @@ def test_ages_are_looked_at_by_themselves_and_only_if_needed(tmp_path, monkeypat
         assert not len(w.edge.quotas._oldest)
         assert w.edge.quotas.oldest_age_s() == {"g": 0}, "whoever asks makes it look"
 
-    play(tmp_path / "a", looks, "groupPendingAgeMax=60s")
-    play(tmp_path / "b", looks_not, "groupPendingMax=9")
+    play(looks, "groupPendingAgeMax=60s", place="a")
+    play(looks_not, "groupPendingMax=9", place="b")
 
 
 # --- the file ---
-def test_groups_of_the_file(tmp_path):
+def test_groups_of_the_file(play):
     async def story(w):
         Clock(w)
         await w.edge.prepare([w.message("free")] * 100)
@@ -234,10 +238,10 @@ def test_groups_of_the_file(tmp_path):
         [groups.slow]
         pending_max = 3
     """
-    play(tmp_path, story, "groupRateMax=10", file=file)
+    play(story, "groupRateMax=10", file=file)
 
 
-def test_a_changed_file_counts_and_a_broken_one_does_not(tmp_path):
+def test_a_changed_file_counts_and_a_broken_one_does_not(tmp_path, play):
     async def story(w):
         clock = Clock(w)
         w.edge.groups._clock_s, w.edge.groups._looked_at_s = clock, clock.now_s
@@ -252,16 +256,16 @@ def test_a_changed_file_counts_and_a_broken_one_does_not(tmp_path):
         await refused(w.half())
         assert "rate_max: -1 is less than 0" in w.edge.quotas.figures()["groups_file_problem"]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_groups_file_elsewhere(tmp_path):
+def test_groups_file_elsewhere(tmp_path, play):
     async def story(w):
         await w.half()
         await refused(w.half())
 
     (tmp_path / "g.toml").write_text("[groups.g]\npending_max = 1\n")
-    play(tmp_path, story, f"groupsFile={tmp_path / 'g.toml'}")
+    play(story, f"groupsFile={tmp_path / 'g.toml'}")
 
 
 FREE = Limits()

@@ -17,21 +17,13 @@ from store.io import disk
 from store.messages import Message
 from store.records import OpKind
 from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers, Progress
-from tests.support.edge_world import T0_MS, world
+from tests.support.edge_world import T0_MS
 
 
 @pytest.fixture(autouse=True)
 def _disarmed():
     yield
     disk.arm(None)
-
-
-def play(tmp_path, story, *flags):
-    async def run():
-        async with world(tmp_path / "data", *flags) as w:
-            await story(w)
-
-    asyncio.run(run())
 
 
 # --- states ---------------------------------------------------------------------------------------------------------------
@@ -65,7 +57,7 @@ def test_a_half_is_told_when_it_is_flushed(tmp_path):
         histories.close()
 
 
-def test_an_operator_is_not_told_of_an_end_before_its_flush(tmp_path):
+def test_an_operator_is_not_told_of_an_end_before_its_flush(play):
     async def story(w):
         await w.half()
         w.settle()
@@ -78,7 +70,7 @@ def test_an_operator_is_not_told_of_an_end_before_its_flush(tmp_path):
         ((_, why),) = w.edge._checks.ask_now([half])
         assert "committed" in why
 
-    play(tmp_path, story)
+    play(story)
 
 
 # --- acknowledgements -------------------------------------------------------------------------------------------------------
@@ -88,7 +80,7 @@ def journalled(w):
     return {key: (progress.offset, sorted(progress.ahead)) for key, progress in found.items() if progress.offset or progress.ahead}
 
 
-def test_an_acknowledgement_that_met_a_full_disk_is_done_when_it_is_written(tmp_path):
+def test_an_acknowledgement_that_met_a_full_disk_is_done_when_it_is_written(play):
     async def story(w):
         await w.send(b"one", b"two", b"three")
         messages = await w.pull(wait_s=5)
@@ -106,10 +98,10 @@ def test_an_acknowledgement_that_met_a_full_disk_is_done_when_it_is_written(tmp_
         assert offset == 1
         assert 2 in ahead  # what was acknowledged meanwhile is not forgotten either
 
-    play(tmp_path, story, "queuesPerTopic=1")
+    play(story, "queuesPerTopic=1")
 
 
-def test_a_seek_that_met_a_full_disk_is_written_before_what_comes_later(tmp_path):
+def test_a_seek_that_met_a_full_disk_is_written_before_what_comes_later(play):
     async def story(w):
         await w.send(b"one", b"two")
         await w.ack(*await w.pull(wait_s=5))
@@ -122,7 +114,7 @@ def test_a_seek_that_met_a_full_disk_is_written_before_what_comes_later(tmp_path
         ((offset, _),) = journalled(w).values()
         assert offset == 1
 
-    play(tmp_path, story, "queuesPerTopic=1")
+    play(story, "queuesPerTopic=1")
 
 
 def test_what_is_owed_to_the_journal_stays_small():

@@ -17,9 +17,7 @@ from ingest.operating.auditing import ACTIONS_PER_MINUTE, DENIALS_MAX, DETAILED,
 from store.errors import StoreUnusable
 from store.io import disk
 from store.tables.journals.audit import ANCHOR_TOPIC, Head
-from tests.support.edge_client import EdgeClient
 from tests.support.edge_world import settings_for, world
-from tests.unit.ingest.http.test_endpoint import HALF, edge
 
 MADE_AT = "2026-01-02T03:04:05Z"
 
@@ -218,33 +216,3 @@ async def test_the_command_knows_how_long_the_audit_was_when_the_edge_stopped(tm
         path.write_bytes({"empty": b"", "a record less": content[:sizes], "cut off": content[:-7]}[harm])
     assert main(command) == exits.ERROR
     assert "escrow store repair" in capsys.readouterr().err
-
-
-def test_logins_seeks_and_denials_of_a_real_endpoint(tmp_path):
-    data = tmp_path / "data"
-    file = data / "keys" / "tokens.toml"
-    ops = token_file.add(file, "ops", [], [], operator=True, metrics=False, made_at=MADE_AT)
-    shop = token_file.add(file, "shop", ["g:t"], ["t:c", "%DLQ%c:c"], operator=False, metrics=False, made_at=MADE_AT)
-    with edge(data) as (process, port):
-        with EdgeClient(port, token=shop) as client:
-            client.raw("POST", "/v1/messages", {"messages": [{**HALF, "group": "g", "topic": "t"}]})
-            assert client.raw("POST", "/v1/topics/t/seek", {"group": "c", "to": "latest"})[0] == 200
-            assert client.raw("POST", "/v1/groups/c/dead-letters/replay", {"ids": ["0-0"]})[0] == 200
-            assert client.raw("POST", "/v1/topics/t/seek", {"group": "other", "to": "latest"})[0] == 403
-        with EdgeClient(port) as client:
-            assert client.raw("POST", "/console/session", {"token": ops})[0] == 200
-            assert client.raw("POST", "/console/session", {"token": shop})[0] == 403
-        with EdgeClient(port, token=ops) as client:
-            records = json.loads(client.raw("GET", "/v1/operator/audit")[2])["records"]
-        process.terminate()
-        assert process.wait(30) == 0
-    assert [(each["who"], each["action"], each["target"], each["result"]) for each in reversed(records)] == [
-        ("tokens file", "tokens", "added ops, shop", "done"),
-        ("shop", "seek", "t as c to latest", "done"),
-        ("shop", "replay", "1 dead letters of c", "done"),
-        ("ops", "login", "console", "done"),
-    ]
-    with edge(data) as (_, port), EdgeClient(port, token=ops) as client:
-        records = json.loads(client.raw("GET", "/v1/operator/audit")[2])["records"]
-    (denied,) = [(each["who"], each["counts"]) for each in records if each["action"] == "denied"]
-    assert denied == ("shop", {"denied": 2, "POST /v1/topics/{topic}/seek": 1, "POST /console/session": 1})

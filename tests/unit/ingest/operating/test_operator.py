@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import closing
 
 import pytest
@@ -16,15 +15,6 @@ from store.io import disk
 from store.messages import Message
 from store.records import OpKind, State
 from store.tables.journals.audit import Audit, AuditRecord
-from tests.support.edge_world import world
-
-
-def play(tmp_path, story, *flags):
-    async def run():
-        async with world(tmp_path / "data", *flags) as w:
-            await story(w)
-
-    asyncio.run(run())
 
 
 async def listed(w, limit=1000, newest=False, **query):
@@ -57,7 +47,7 @@ SHORT = "fileReservedTime=2"
 
 
 # --- lists ------------------------------------------------------------------------------------------------------------------
-def test_a_list_by_state_group_topic_key_and_text(tmp_path):
+def test_a_list_by_state_group_topic_key_and_text(play):
     async def story(w):
         ids = await sent(w, "orders", "order-placed", "a-1", "a-2", "b-1", "")
         ids |= await sent(w, "stock", "stock-moved", "c-1")
@@ -81,10 +71,10 @@ def test_a_list_by_state_group_topic_key_and_text(tmp_path):
         assert await listed(w, state="settled", key="c-1") == await listed(w, state="any", q="stock") == ["c-1"]
         assert await listed(w, state="any", limit=2) == ["a-1", "a-2", "b-1", "", "c-1"]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_list_by_age_time_and_attempts(tmp_path):
+def test_a_list_by_age_time_and_attempts(play):
     async def story(w):
         began_ms = w.now_ms
         await sent(w, "g", "t", "old")
@@ -105,10 +95,10 @@ def test_a_list_by_age_time_and_attempts(tmp_path):
         assert [(each.attempts, each.outstanding) for each in page.transactions] == [(1, True), (0, False)]
         assert [each.age_s for each in page.transactions] == [61, 1]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_the_row_of_a_list(tmp_path):
+def test_the_row_of_a_list(play):
     async def story(w):
         (id,) = await w.edge.prepare([Message("g", "t", b"x", {"KEYS": "k", "TAGS": "a"}, born_at_ms=5, immunity_s=60)])
         w.now_ms += 1500
@@ -119,10 +109,10 @@ def test_the_row_of_a_list(tmp_path):
         assert (found.state, found.reason, found.born_at_ms, found.immunity_s) == ("committed", None, 5, 60)
         assert (found.stored_at_ms, found.settled_at_ms, found.age_s) == (w.now_ms - 10_500, w.now_ms - 9000, 1)
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_discards_are_listed_with_their_reason(tmp_path):
+def test_discards_are_listed_with_their_reason(play):
     async def story(w):
         await discarded(w, "a", "b")
         page = await w.edge.listings.page(Query(state="discarded"), 10, False, "")
@@ -133,10 +123,10 @@ def test_discards_are_listed_with_their_reason(tmp_path):
         assert (page.matched, page.following) == (2, None)
         assert await listed(w) == []
 
-    play(tmp_path, story, SHORT)
+    play(story, SHORT)
 
 
-def test_keys_that_are_longer_than_the_index_keeps(tmp_path):
+def test_keys_that_are_longer_than_the_index_keeps(play):
     async def story(w):
         long = "ö" * 200
         await sent(w, "g", "t", long + "1", long + "2", long)
@@ -145,10 +135,10 @@ def test_keys_that_are_longer_than_the_index_keeps(tmp_path):
         assert await listed(w, key=long) == [long]
         assert await listed(w, q="ööö") == [long + "1", long + "2", long]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_page_that_has_worked_long_enough_says_where_to_go_on(tmp_path, monkeypatch):
+def test_a_page_that_has_worked_long_enough_says_where_to_go_on(play, monkeypatch):
     monkeypatch.setattr("ingest.operating.listings.SCAN_S", 0.0)
     monkeypatch.setattr("store.edge.listing.half_files.SCAN_OFFSETS", 16)
 
@@ -164,10 +154,10 @@ def test_a_page_that_has_worked_long_enough_says_where_to_go_on(tmp_path, monkey
             assert await listed(w, state="settled", key="k50", newest=newest) == ["k50"]
             assert sorted(await listed(w, newest=newest, limit=7)) == sorted(keys[1::2])
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_the_index_is_there_again_after_a_restart_and_the_count_is_exact(tmp_path):
+def test_the_index_is_there_again_after_a_restart_and_the_count_is_exact(play):
     async def story(w):
         ids = await sent(w, "g", "t", *[f"k{number}" for number in range(50)])
         await w.end(ids["k7"], "rollback")
@@ -177,10 +167,10 @@ def test_the_index_is_there_again_after_a_restart_and_the_count_is_exact(tmp_pat
         page = await w.edge.listings.page(Query(q="k"), 3, False, "")
         assert ([each.key for each in page.transactions], page.matched) == (["k0", "k1", "k2"], 49)
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_an_end_that_was_taken_back_is_listed_again(tmp_path):
+def test_an_end_that_was_taken_back_is_listed_again(play):
     async def story(w):
         ids = await sent(w, "g", "t", "a")
         await w.end(ids["a"], "commit")
@@ -196,10 +186,10 @@ def test_an_end_that_was_taken_back_is_listed_again(tmp_path):
         await w.edge.listings._threads.call(w.edge.listings._follow)
         assert await listed(w) == ["a"]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_large_bodies_end_a_page_early(tmp_path, monkeypatch):
+def test_large_bodies_end_a_page_early(play, monkeypatch):
     monkeypatch.setattr("store.edge.listing.shown.PAGE_BYTES", 100_000)
 
     async def story(w):
@@ -210,12 +200,12 @@ def test_large_bodies_end_a_page_early(tmp_path, monkeypatch):
         assert await listed(w) == keys
         assert await listed(w, newest=True) == keys[::-1]
 
-    play(tmp_path, story)
+    play(story)
 
 
 # --- actions ------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("action", "state"), [("commit", State.COMMITTED), ("rollback", State.ROLLED_BACK)])
-def test_an_operator_ends_a_pending_half_and_stands_in_its_history(tmp_path, action, state):
+def test_an_operator_ends_a_pending_half_and_stands_in_its_history(play, action, state):
     async def story(w):
         id = await w.half()
         assert await w.act(action, id) == ["accepted"]
@@ -226,21 +216,21 @@ def test_an_operator_ends_a_pending_half_and_stands_in_its_history(tmp_path, act
         assert (event.event, event.by, event.actor, event.remark) == (state.name.lower(), "operator", "ada", "a test")
         assert (await w.edge.status())["answers"] == {"accepted": 1, "already": 1, "conflict": 1, "refused": 0}
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_the_first_in_the_log_wins_against_an_operator_too(tmp_path):
+def test_the_first_in_the_log_wins_against_an_operator_too(play):
     async def story(w):
         id = await w.half()
         assert await w.end(id, "rollback") == "accepted"
         assert await w.act("commit", id) == ["conflict"]
         assert w.row(0)[0] == State.ROLLED_BACK
 
-    play(tmp_path, story)
+    play(story)
 
 
 @pytest.mark.parametrize("action", ["commit", "rollback"])
-def test_a_discarded_half_is_resumed_and_ended_in_one_breath(tmp_path, action):
+def test_a_discarded_half_is_resumed_and_ended_in_one_breath(play, action):
     async def story(w):
         ids = await discarded(w, "a")
         assert await w.act(action, ids["a"]) == ["accepted"]
@@ -251,20 +241,20 @@ def test_a_discarded_half_is_resumed_and_ended_in_one_breath(tmp_path, action):
         assert w.job.marker.pending == 0
         assert await w.pull_bodies(wait_s=10.0 if action == "commit" else 0.0) == ([b"body"] if action == "commit" else [])
 
-    play(tmp_path, story, SHORT)
+    play(story, SHORT)
 
 
-def test_ids_that_are_not_ours_are_refused_one_by_one(tmp_path):
+def test_ids_that_are_not_ours_are_refused_one_by_one(play):
     async def story(w):
         id = await w.half()
         done = await w.edge.act(Action("commit", "ada", "r", ids=["junk", id, id]))
         assert [(each.id, each.result) for each in done.results] == [("junk", "refused"), (id, "accepted")]
         assert (done.matched, done.counts) == (2, {"accepted": 1, "already": 0, "conflict": 0, "refused": 1})
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_dry_run_changes_nothing_and_foresees(tmp_path):
+def test_a_dry_run_changes_nothing_and_foresees(play):
     async def story(w):
         ids = await sent(w, "g", "t", "a", "b")
         await w.end(ids["a"], "commit")
@@ -276,10 +266,10 @@ def test_a_dry_run_changes_nothing_and_foresees(tmp_path):
         assert w.edge.store.op_end == op_end
         assert await w.edge.operations.audited(10) == ([], None)
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_an_action_by_filter_needs_the_number_that_was_seen(tmp_path):
+def test_an_action_by_filter_needs_the_number_that_was_seen(play):
     async def story(w):
         await sent(w, "g", "t", *[f"k{number}" for number in range(700)])
         await sent(w, "other", "t", "x")
@@ -296,27 +286,27 @@ def test_an_action_by_filter_needs_the_number_that_was_seen(tmp_path):
         assert (done.matched, done.counts["accepted"]) == (701, 701)
         assert await listed(w) == ["x"]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_what_is_settled_cannot_be_acted_on_by_filter(tmp_path):
+def test_what_is_settled_cannot_be_acted_on_by_filter(play):
     async def story(w):
         with pytest.raises(InvalidRequest, match=r"filter\.state"):
             await w.edge.act(Action("commit", "ada", "r", filter=Query(state="any"), dry_run=True))
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_standby_does_not_act(tmp_path):
+def test_a_standby_does_not_act(play):
     async def story(w):
         with pytest.raises(Standby):
             await w.act("commit", "x")
 
-    play(tmp_path, story, "role=standby")
+    play(story, "role=standby")
 
 
 # --- check now ------------------------------------------------------------------------------------------------------------------
-def test_check_now_asks_at_once_and_counts_one_attempt(tmp_path):
+def test_check_now_asks_at_once_and_counts_one_attempt(play):
     async def story(w):
         id = await w.half(immunity_s=3600)
         w.settle()
@@ -331,10 +321,10 @@ def test_check_now_asks_at_once_and_counts_one_attempt(tmp_path):
         await w.until(lambda: len(w.ops()) == 2)
         assert w.row(0) == (State.PREPARED, 2)
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_the_jobs_own_request_is_not_handed_over_as_well(tmp_path):
+def test_the_jobs_own_request_is_not_handed_over_as_well(play):
     async def story(w):
         id = await w.half()
         await w.poll()
@@ -348,10 +338,10 @@ def test_the_jobs_own_request_is_not_handed_over_as_well(tmp_path):
         await w.until(lambda: len(w.ops()) == 1)
         assert w.row(0) == (State.PREPARED, 1)
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_request_that_nobody_took_outlives_the_round_and_is_asked_once(tmp_path):
+def test_a_request_that_nobody_took_outlives_the_round_and_is_asked_once(play):
     async def story(w):
         id = await w.half()
         w.settle()
@@ -368,10 +358,10 @@ def test_a_request_that_nobody_took_outlives_the_round_and_is_asked_once(tmp_pat
         await w.until(lambda: len(w.ops()) == 1)
         assert w.row(0) == (State.PREPARED, 1)
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_check_now_refuses_what_cannot_be_asked(tmp_path):
+def test_check_now_refuses_what_cannot_be_asked(play):
     async def story(w):
         unread = await w.half()
         done = await w.edge.act(Action("check", "ada", "r", ids=[unread]))
@@ -381,29 +371,29 @@ def test_check_now_refuses_what_cannot_be_asked(tmp_path):
         done = await w.edge.act(Action("check", "ada", "r", ids=[unread]))
         assert (done.results[0].result, done.results[0].detail) == ("refused", "it is committed")
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_check_now_of_a_discarded_half_says_what_to_do(tmp_path):
+def test_check_now_of_a_discarded_half_says_what_to_do(play):
     async def story(w):
         ids = await discarded(w, "a")
         done = await w.edge.act(Action("check", "ada", "r", ids=[ids["a"]]))
         assert "resume it first" in done.results[0].detail
 
-    play(tmp_path, story, SHORT)
+    play(story, SHORT)
 
 
-def test_requests_of_operators_have_a_bound(tmp_path):
+def test_requests_of_operators_have_a_bound(play):
     async def story(w):
         ids = await sent(w, "g", "t", "a", "b", "c")
         w.settle()
         assert await w.act("check", *ids.values()) == ["accepted", "accepted", "refused"]
 
-    play(tmp_path, story, "outstandingPerGroupMax=2")
+    play(story, "outstandingPerGroupMax=2")
 
 
 # --- the audit log --------------------------------------------------------------------------------------------------------
-def test_the_audit_has_intent_and_outcome_and_survives(tmp_path):
+def test_the_audit_has_intent_and_outcome_and_survives(tmp_path, play):
     async def story(w):
         ids = await sent(w, "g", "t", "a", "b")
         first = await w.edge.act(Action("commit", "ada", "ticket 7", ids=[ids["a"]]))
@@ -422,11 +412,11 @@ def test_the_audit_has_intent_and_outcome_and_survives(tmp_path):
             ("begun", None), ("done", 0), ("begun", None), ("done", 2),
         ]  # fmt: skip
 
-    play(tmp_path, story)
+    play(story)
     assert verify(tmp_path / "data" / "store").problems == []
 
 
-def test_an_action_that_the_edge_did_not_survive_is_shown_as_begun(tmp_path):
+def test_an_action_that_the_edge_did_not_survive_is_shown_as_begun(play):
     async def story(w):
         id = await w.half()
 
@@ -439,10 +429,10 @@ def test_an_action_that_the_edge_did_not_survive_is_shown_as_begun(tmp_path):
         ((found,), _) = await w.edge.operations.audited(10)
         assert (found.result, found.counts["accepted"]) == ("failed", 0)
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_without_room_for_the_intent_nothing_is_done(tmp_path):
+def test_without_room_for_the_intent_nothing_is_done(play):
     async def story(w):
         id = await w.half()
         disk.arm("audit.write", "ENOSPC")
@@ -452,14 +442,14 @@ def test_without_room_for_the_intent_nothing_is_done(tmp_path):
         assert (await w.edge.transaction(id)).state == "PREPARED"
         assert await w.act("commit", id) == ["accepted"]
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_verify_finds_an_outcome_without_its_intent(tmp_path):
+def test_verify_finds_an_outcome_without_its_intent(tmp_path, play):
     async def story(w):
         await w.act("commit", await w.half())
 
-    play(tmp_path, story)
+    play(story)
     store = tmp_path / "data" / "store"
     with closing(Audit(store / "audit", writable=True)) as audit:
         audit.append(AuditRecord(1, "eve", "commit", "", "", "done", about=0))
@@ -467,7 +457,7 @@ def test_verify_finds_an_outcome_without_its_intent(tmp_path):
 
 
 # --- overview, groups, topics ---------------------------------------------------------------------------------------------
-def test_overview_groups_and_topics(tmp_path):
+def test_overview_groups_and_topics(play):
     async def story(w):
         ids = await sent(w, "g", "t", "a", "b")
         await w.poll("g", "worker-1")
@@ -493,10 +483,10 @@ def test_overview_groups_and_topics(tmp_path):
         await w.ack(message)
         assert w.edge.operations.overview.topics()[0]["consumers"][0]["lag"] == 0
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_a_member_that_has_gone_is_not_shown(tmp_path):
+def test_a_member_that_has_gone_is_not_shown(play):
     async def story(w):
         await w.half()
         await w.poll("g", "worker-1")
@@ -504,10 +494,10 @@ def test_a_member_that_has_gone_is_not_shown(tmp_path):
         w.now_ms += w.settings.presence_ttl_ms + 1
         assert w.edge.members("g") == []
 
-    play(tmp_path, story)
+    play(story)
 
 
-def test_the_summary_is_not_counted_anew_at_every_request(tmp_path):
+def test_the_summary_is_not_counted_anew_at_every_request(play):
     async def story(w):
         clock = [100.0]
         listings = Listings(w.edge.store, w.edge._sealer, lambda: w.now_ms, lambda: clock[0])
@@ -519,4 +509,4 @@ def test_the_summary_is_not_counted_anew_at_every_request(tmp_path):
         finally:
             await listings.close()
 
-    play(tmp_path, story)
+    play(story)

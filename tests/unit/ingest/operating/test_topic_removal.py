@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,20 +11,15 @@ from ingest.errors import InvalidRequest
 from ingest.operating.topic_removal import Wanted
 from store.edge.removal import remove_topics
 from store.tables.journals.consumers import Consumers
-from tests.support.edge_client import EdgeClient, RemoteError
-from tests.support.edge_world import World, world
-from tests.unit.ingest.edge.test_names import new, sent
-from tests.unit.ingest.http.test_endpoint import HALF, edge
+from tests.support.edge_world import Play, World
 
 DAY_MS = 86_400_000
 
 
-def played(tmp_path: Path, story: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-    async def play() -> None:
-        async with world(tmp_path, "queuesPerTopic=2", "maxBodySize=64KiB") as w:
-            await story(w)
-
-    asyncio.run(play())
+@pytest.fixture
+def play(play: Play) -> Play:
+    """With two queues for each topic, and small messages."""
+    return lambda story, *_, place="": play(story, "queuesPerTopic=2", "maxBodySize=64KiB", place=place)
 
 
 async def age_out(w: World) -> None:
@@ -63,7 +56,7 @@ async def removed_and_reused(w: World) -> int:
     return number
 
 
-def test_consumers_of_the_old_topic_know_nothing_of_the_new_one(tmp_path: Path) -> None:
+def test_consumers_of_the_old_topic_know_nothing_of_the_new_one(play: Play) -> None:
     async def story(w: World) -> None:
         await removed_and_reused(w)
         w.settle()
@@ -71,10 +64,10 @@ def test_consumers_of_the_old_topic_know_nothing_of_the_new_one(tmp_path: Path) 
         assert await w.pull_bodies(topic="u", group="late", start="latest") == []
         assert "t" not in {each["topic"] for each in w.edge.consumption.topics_and_lag()}
 
-    played(tmp_path, story)
+    play(story)
 
 
-def test_what_a_group_did_in_the_old_topic_is_forgotten(tmp_path: Path) -> None:
+def test_what_a_group_did_in_the_old_topic_is_forgotten(play: Play) -> None:
     """A group that is at the end of the old topic begins the new one where it wants, not where it stood."""
 
     async def story(w: World) -> None:
@@ -84,10 +77,10 @@ def test_what_a_group_did_in_the_old_topic_is_forgotten(tmp_path: Path) -> None:
         await w.send(b"7", topic="u")
         assert await w.pull_bodies(topic="u", start="latest") == [b"7"]
 
-    played(tmp_path, story)
+    play(story)
 
 
-def test_the_journal_of_an_earlier_life_is_held_against_the_edition(tmp_path: Path) -> None:
+def test_the_journal_of_an_earlier_life_is_held_against_the_edition(play: Play) -> None:
     """Records about the old topic are still in the journal when the number has another name."""
 
     async def story(w: World) -> None:
@@ -107,10 +100,10 @@ def test_the_journal_of_an_earlier_life_is_held_against_the_edition(tmp_path: Pa
         await w.restart_edge()
         assert await w.pull_bodies(topic="u") == []
 
-    played(tmp_path, story)
+    play(story)
 
 
-def test_receipts_of_the_old_topic_do_nothing(tmp_path: Path) -> None:
+def test_receipts_of_the_old_topic_do_nothing(play: Play) -> None:
     async def story(w: World) -> None:
         await w.send(b"1")
         w.settle()
@@ -127,10 +120,10 @@ def test_receipts_of_the_old_topic_do_nothing(tmp_path: Path) -> None:
         w.now_ms += DAY_MS
         assert sorted(await w.pull_bodies(topic="u")) == [b"5", b"6"]  # none was acknowledged
 
-    played(tmp_path, story)
+    play(story)
 
 
-def test_a_poll_that_waits_gets_the_topic_that_comes(tmp_path: Path) -> None:
+def test_a_poll_that_waits_gets_the_topic_that_comes(play: Play) -> None:
     """It is removed while a poll waits for it, and made anew by the next message."""
 
     async def story(w: World) -> None:
@@ -141,10 +134,10 @@ def test_a_poll_that_waits_gets_the_topic_that_comes(tmp_path: Path) -> None:
         await w.send(b"1")
         assert [each.body for each in await waiting] == [b"1"]
 
-    played(tmp_path, story)
+    play(story)
 
 
-def test_a_group_that_begins_while_its_topic_is_removed(tmp_path: Path) -> None:
+def test_a_group_that_begins_while_its_topic_is_removed(play: Play) -> None:
     """The places of the removed topic are not kept: its number will be another's."""
 
     async def story(w: World) -> None:
@@ -161,44 +154,13 @@ def test_a_group_that_begins_while_its_topic_is_removed(tmp_path: Path) -> None:
         assert await w.pull() == []
         assert consumption._places.queues == {}
 
-    played(tmp_path, story)
+    play(story)
 
 
-def test_what_is_asked_for_must_be_clear(tmp_path: Path) -> None:
+def test_what_is_asked_for_must_be_clear(play: Play) -> None:
     async def story(w: World) -> None:
         for wanted in (Wanted(), Wanted(["a"], unused=True), Wanted(["a"], made_by="b")):
             with pytest.raises(InvalidRequest):
                 await w.edge.operations.remove_topics(wanted)
 
-    played(tmp_path, story)
-
-
-def test_an_operator_removes_all_that_a_token_made(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    team, ops = new(data, "team", ["g*:*"], ["*:*"]), new(data, "ops", operator=True)
-    made = [f"hostile-{number}" for number in range(20)]
-    with edge(data, "topicsPerTokenMax=20") as (_, port), EdgeClient(port, token=ops) as client:
-        with EdgeClient(port, token=team) as tenant:
-            halves = [{**HALF, "group": "g", "topic": topic} for topic in made]
-            ids = [each["id"] for each in tenant.call("POST", "/v1/halves", {"messages": halves})["halves"]]
-            ends = [{"group": "g", "id": id, "outcome": "rollback"} for id in ids[1:]]
-            tenant.call("POST", "/v1/ends", {"ends": ends})
-        client.call("POST", "/v1/operator/topics", {"topic": "mine"})
-        assert sent(port, team, "more") == "too_many_names"
-        wanted = {"unused": True, "made_by": "team"}
-        dry = client.call("POST", "/v1/operator/topics/remove", {**wanted, "dry_run": True})
-        assert (dry["removed"], dry["dry_run"]) == (19, True)
-        answer = client.call("POST", "/v1/operator/topics/remove", wanted)
-        assert (answer["removed"], answer["kept"], sorted(answer["topics"])) == (19, 0, sorted(made[1:]))
-        assert {each["topic"] for each in client.call("GET", "/v1/operator/topics")["topics"]} >= {"mine", made[0]}
-        assert sent(port, team, "more") == 200
-        answer = client.call("POST", "/v1/operator/topics/remove", {"topics": [made[0], "nobody"]})
-        assert (answer["removed"], answer["kept"]) == (0, 2)
-        reasons = {each["topic"]: each["reason"] for each in answer["in_the_way"]}
-        assert "1 halves for it are in doubt" in reasons[made[0]]
-        assert "no such topic" in reasons["nobody"]
-        audit = client.call("GET", "/v1/operator/audit")["records"]
-        assert ("remove topics", "unused topics made by team") in [(each["action"], each["target"]) for each in audit]
-        with pytest.raises(RemoteError) as caught:
-            client.call("POST", "/v1/operator/topics/remove", {"topics": ["a"], "unused": True})
-        assert caught.value.code == "invalid"
+    play(story)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sinks.kafka import redo
 from store.job.shard import ShardStore
 from store.records import HALF, State, pack_word, state_of
-from tests.unit.sinks.kafka.test_redo import as_read
+from tests.support.redo_records import as_read
 
 NOW_MS = 2_000_000
 NAMES = st.text("ab", min_size=1, max_size=3)

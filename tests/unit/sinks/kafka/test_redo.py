@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,26 +15,7 @@ from sinks.kafka import redo
 from sinks.kafka.contract import GROUP_MAX_BYTES
 from store.job.undeliverable import Refusal
 from store.tables.redo_log import MARKER, REDO, Marker
-
-
-class Read:
-    """A record as a consumer returns it."""
-
-    def __init__(self, redo_offset: int, record: redo.Record) -> None:
-        self._offset, (self._headers, self._value) = redo_offset, record
-
-    def offset(self) -> int:
-        return self._offset
-
-    def headers(self) -> Any:
-        return list(self._headers)
-
-    def value(self) -> bytes:
-        return self._value
-
-
-def as_read(records: Iterable[redo.Record]) -> list[Any]:
-    return [Read(at, record) for at, record in enumerate(records)]
+from tests.support.redo_records import as_read
 
 
 @pytest.fixture(autouse=True)

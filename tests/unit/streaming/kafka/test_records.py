@@ -123,7 +123,7 @@ def test_an_op_says_what_about_which_half_and_who_says_it():
         [("escrow-op", b"ASKED")],
     ],
 )
-def test_52_an_op_that_fits_nothing_keeps_its_offset_and_counts_for_nothing(headers):
+def test_an_op_that_fits_nothing_keeps_its_offset_and_counts_for_nothing_52(headers):
     (piece,) = packed([op(9, *headers)]).values()
     assert (piece.records["op_offset"].tolist(), piece.records["corrupt"].tolist()) == ([9], [1])
 

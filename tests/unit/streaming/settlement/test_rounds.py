@@ -8,8 +8,8 @@ from pathlib import Path
 
 from store.records import State
 from streaming.settlement.rounds import Rounds
+from tests.support.clockwork import Clockwork
 from tests.support.edge_world import World, world
-from tests.unit.streaming.settlement.test_settings_effect import Clockwork
 
 FLAGS = ("transactionTimeOut=2s", "transactionCheckInterval=30s", "outstandingPerGroupMax=4")
 

@@ -18,8 +18,8 @@ from ingest.http.connections.protocol import PIPELINED_MAX
 from ingest.http.connections.reading import HEAD_MAX_BYTES
 from tests.support.certificates import Authority
 from tests.support.edge_client import EdgeClient
+from tests.support.edge_process import HALF, ROOT, edge, figure, problem_in, refused_half, served, talk
 from tests.support.edge_world import SMALL
-from tests.unit.ingest.http.test_endpoint import HALF, ROOT, edge, figure, problem_in, refused_half, served, talk
 
 HALVES = json.dumps({"messages": [HALF]}).encode()
 POST = b"POST /v1/halves HTTP/1.1\r\nhost: localhost\r\n"

@@ -13,7 +13,7 @@ from ingest.auth import access_keys, token_file
 from ingest.rocketmq import messaging_pb2 as pb
 from tests.support.edge_world import SMALL
 from tests.support.endpoint import Endpoint
-from tests.unit.ingest.rocketmq.test_front import ID, PREFIX, Caller
+from tests.support.grpc_caller import ID, PREFIX, Caller
 
 MADE_AT = "2026-01-02T03:04:05Z"
 OWN, FOREIGN = ("orders", "mine"), [("orders", "theirs"), ("salaries", "mine"), ("%DLQ%theirs", "mine"), ("%SYS%audit", "mine")]

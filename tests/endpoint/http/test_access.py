@@ -14,8 +14,8 @@ from ingest.auth import token_file
 from tests.support.certificates import Authority
 from tests.support.distributions import installer
 from tests.support.edge_client import EdgeClient, RemoteError
+from tests.support.edge_process import HALF, cannot_start, edge
 from tests.support.endpoint import until
-from tests.unit.ingest.http.test_endpoint import HALF, cannot_start, edge
 
 HALVES = {"messages": [HALF]}
 

@@ -13,7 +13,7 @@ from ingest.errors import InvalidRequest, TooLarge
 from ingest.http import large
 from ingest.http.wire import codec, producers
 from tests.support.edge_client import EdgeClient
-from tests.unit.ingest.http.test_endpoint import edge
+from tests.support.edge_process import edge
 
 HALF = {"group": "g", "topic": "t", "text": "x"}
 MESSAGES = [

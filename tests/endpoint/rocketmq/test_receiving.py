@@ -18,8 +18,8 @@ from ingest.rocketmq.front import WINDOW_BYTES
 from ingest.rocketmq.receiving import RECEIVED_AT_ONCE, Receiving
 from tests.support.edge_world import SMALL
 from tests.support.endpoint import Endpoint
+from tests.support.grpc_caller import ID, METHODS, PREFIX
 from tests.support.raw_http2 import RawHttp2
-from tests.unit.ingest.rocketmq.test_front import ID, METHODS, PREFIX
 
 ME, ANOTHER = (Principal(name, token_id=name * 4) for name in ("me", "another"))
 MADE_AT = "2026-01-02T03:04:05Z"

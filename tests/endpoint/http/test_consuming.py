@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.support.edge_client import EdgeClient, RemoteError
-from tests.unit.ingest.http.test_endpoint import edge, figure
+from tests.support.edge_process import edge, figure
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import pytest
 from ingest.auth import token_file
 from ingest.auth.sessions import COOKIE, SESSIONS_MAX, Sessions
 from ingest.http import console, routes
+from tests.support.edge_process import HALF, edge
 from tests.support.endpoint import until
-from tests.unit.ingest.http.test_endpoint import HALF, edge
 
 OPERATIONS = {
     "GET /v1/operator/overview": None,

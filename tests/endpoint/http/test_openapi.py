@@ -21,9 +21,9 @@ from schemathesis.specs.openapi.checks import (
 from ingest.http import openapi
 from ingest.http.routes import make_routes
 from runtime.metrics import EdgeMetrics
-from tests.unit.ingest.http.test_endpoint import edge
+from tests.support.edge_process import edge
 
-DOCUMENT = Path(__file__).parents[4] / "docs" / "openapi.json"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "openapi.json"
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
