@@ -7,7 +7,8 @@
              The same holds for the first start. A part that has no disk space is restarted or waited for without
              limit.
     stop     SIGTERM, SIGINT or SIGHUP: stop the job, which drains, then the edge; kill what is left at stopTimeout.
-             A second signal kills at once.
+             A second one kills at once. SIGTERM and SIGHUP within REPEATED_S of the first are the same stop: make and
+             shells pass on to a child what its whole process group got.
 
 A part is a module that prints one JSON line {"ready": true, …} on stdout when it serves, or the reason on stderr
 when it cannot. Exit code 2: a restart will not help, so the service stops at once. Exit code 75: no disk space.
@@ -45,6 +46,8 @@ NO_ROOM_EXIT: Final = 75
 STATE_FILE: Final = "supervisor.json"
 LOCK_FILE: Final = "supervisor.lock"
 _LINE_MAX_BYTES: Final = 64 << 10
+#: So long after the first signal, another SIGTERM or SIGHUP may be the same one, told twice.
+REPEATED_S: Final = 3.0
 #: The share of stopTimeout for the job, and the time kept for killing.
 _JOB_SHARE: Final = 0.55
 _KILL_RESERVE_S: Final = 1.0
@@ -70,7 +73,8 @@ class Supervisor:
         self._arguments = [*settings.arguments(), *arguments]
         self.parts = [Part(spec, PartLog(settings, spec.name)) for spec in specs]
         self._stopping = asyncio.Event()
-        self._signals = 0
+        self._stop_told_s: float | None = None
+        self._killed = False
         self._guard: asyncio.subprocess.Process | None = None
         self._started_s = time.monotonic()
 
@@ -79,7 +83,7 @@ class Supervisor:
         """Runs until a signal, or until it gives up; returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._signalled)
+            loop.add_signal_handler(number, self._signalled, number)
         settings = self.settings
         self._say(f"starting; data in {settings.data_dir}, logs in {settings.log_dir}")
         try:
@@ -93,16 +97,18 @@ class Supervisor:
         self._say("stopped" if clean else "stopped; a process had to be killed, the next start recovers")
         return code
 
-    def _signalled(self) -> None:
-        self._signals += 1
-        if self._signals == 1:
+    def _signalled(self, number: signal.Signals) -> None:
+        now_s = time.monotonic()
+        if self._stop_told_s is None:
+            self._stop_told_s = now_s
             self._say("stopping")
-        elif self._signals == 2:
+            self._stopping.set()
+        elif not self._killed and (number == signal.SIGINT or now_s > self._stop_told_s + REPEATED_S):
+            self._killed = True
             self._say("killing what is left")
             for part in self.parts:
                 if part.alive:
                     kill_session(part.pid)
-        self._stopping.set()
 
     async def _keep_all(self) -> int:
         keepers = [
@@ -280,7 +286,7 @@ class Supervisor:
             if part.process is not None:
                 clean &= await self._stop_part(part, max(until_s - time.monotonic(), 0.1))
             part.log.close()
-        return clean
+        return clean and not self._killed
 
     async def _stop_part(self, part: Part, timeout_s: float) -> bool:
         assert part.process is not None

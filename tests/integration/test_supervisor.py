@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -12,8 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-import uuid
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -21,90 +18,7 @@ import pytest
 from runtime import supervisor
 from runtime.java import java_problem
 from store.read.readers import open_readers
-from tests.support.edge_client import EdgeClient
-from tests.support.edge_world import SMALL
-
-ROOT = Path(__file__).parents[2]
-HALF = {"group": "g", "topic": "t", "text": "hello"}
-FAST = ("listenPort=0", "restartBackoff=10ms", "restartQuickDeath=60s", "transactionTimeOut=1s", "transactionCheckInterval=1s")
-DEADLINE_S = 60.0
-
-
-def until(true, what, deadline_s=DEADLINE_S):
-    """Wait for a condition; what it became."""
-    end = time.monotonic() + deadline_s
-    while time.monotonic() < end:
-        with suppress(OSError, ValueError, KeyError):
-            found = true()
-            if found:
-                return found
-        time.sleep(0.01)
-    raise AssertionError(f"waited {deadline_s} s in vain: {what}")
-
-
-class Run:
-    """One `escrow run`, and a way to find every process that came from it."""
-
-    def __init__(self, data, *flags, habits="", job="tests.support.standin_job", **environ):
-        self.data, self.mark = data, uuid.uuid4().hex
-        self.out = next(parent for parent in data.parents if parent.is_dir()) / f"{self.mark}.out"
-        sets = [word for flag in (*SMALL, *FAST, *flags) for word in ("--set", flag)]
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("ESCROW_")}
-        with open(self.out, "w") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "escrow", "run", "--data", str(data), *sets, "--job-module", job],
-                stdout=out, stderr=out, cwd=ROOT, env={**clean, "STANDIN": habits, "STANDIN_MARK": self.mark, **environ},
-            )  # fmt: skip
-
-    def said(self):
-        return self.out.read_text()
-
-    def state(self):
-        return json.loads((self.data / supervisor.STATE_FILE).read_text())
-
-    def ready(self):
-        until(lambda: "ready after" in self.said() or self.process.poll() is not None, "ready")
-        assert "ready after" in self.said(), self.said()
-        return until(lambda: self.state()["ready"] and self.state(), "state file")
-
-    def client(self):
-        return EdgeClient(self.state()["edge"]["port"])
-
-    def alive(self):
-        """Processes that carry our mark in their environment."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with suppress(OSError):
-                    state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-                    if state != "Z" and self.mark.encode() in (entry / "environ").read_bytes():
-                        found.append(int(entry.name))
-        return found
-
-    def wait(self, timeout_s=30):
-        return self.process.wait(timeout_s)
-
-    def stop(self):
-        """SIGTERM; (exit code, seconds it took)."""
-        began = time.monotonic()
-        self.process.send_signal(signal.SIGTERM)
-        return self.wait(), time.monotonic() - began
-
-    def finish(self):
-        self.process.kill()
-        self.process.wait()
-        for process in self.alive():
-            with suppress(OSError):
-                os.kill(process, signal.SIGKILL)
-
-
-@contextmanager
-def running(data, *flags, **rest):
-    run = Run(data, *flags, **rest)
-    try:
-        yield run
-    finally:
-        run.finish()
+from tests.support.supervised import HALF, running, until
 
 
 def test_start_a_transaction_and_stop(tmp_path):
@@ -233,7 +147,34 @@ def test_a_second_signal_kills_at_once(tmp_path):
         until(lambda: "stopping" in run.said(), "the first is heard")
         run.process.send_signal(signal.SIGINT)
         run.wait(10)
+        assert "stopped; a process had to be killed" in run.said()
         assert run.alive() == []
+
+
+def test_the_same_stop_told_twice_is_one_stop(tmp_path):
+    """A process group gets SIGTERM, and make or a shell passes it on to its child."""
+    with running(tmp_path / "data", habits="slow") as run:
+        run.ready()
+        run.process.send_signal(signal.SIGTERM)
+        until(lambda: "stopping" in run.said(), "the first is heard")
+        run.process.send_signal(signal.SIGTERM)
+        (run.data / "go").touch()
+        assert run.wait() == 0
+        assert "killing" not in run.said()
+        assert run.said().endswith("escrow: stopped\n")
+        assert run.alive() == []
+
+
+def test_make_run_is_stopped_cleanly_by_a_signal_to_its_group(tmp_path):
+    with running(tmp_path / "data", habits="slow", by_make=True) as run:
+        state = run.ready()
+        os.killpg(run.process.pid, signal.SIGTERM)
+        until(lambda: "stopping" in run.said(), "it is heard")
+        (run.data / "go").touch()
+        until(lambda: not Path(f"/proc/{state['supervisor']}").exists(), "the service has stopped")
+        assert "killing" not in run.said()
+        assert "escrow: stopped\n" in run.said()
+        until(lambda: run.alive() == [], "nobody left", 10)
 
 
 def test_a_signal_during_the_start(tmp_path):

@@ -3,6 +3,7 @@
 STANDIN, a comma-separated list, makes it misbehave:
     child      starts a process of its own that outlives it, in a process group of its own (as Spark's workers do)
     stubborn   ignores SIGTERM
+    slow       stops when a file `go` is in the data directory, not before
     refuse     cannot start: says why, exit code 2
     java       its Java dies at every start: says so, exit code 1
     java-once  … at the first start only
@@ -100,6 +101,8 @@ def settle(habits: set[str], stop: threading.Event) -> int:
                     pass
             job.heartbeat(now_ms)
             waker.wake()
+    while "slow" in habits and not (settings.data_dir / "go").exists():
+        time.sleep(0.01)
     return 0
 
 
