@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.support.edge_client import EdgeClient, RemoteError
-from tests.unit.ingest.http.test_endpoint import edge
+from tests.support.edge_process import edge
 
 
 @pytest.fixture(scope="module")
