@@ -1,6 +1,6 @@
 """The job's process: `python -m streaming.job --config FILE`, started and watched by `escrow run`.
 
-On stdout it prints one JSON line when it is warm and settles: {"ready": true, "metrics_port": …}; and {"waiting": true, "notice":
+On stdout it prints one JSON line when it settles: {"ready": true, "metrics_port": …}; and {"waiting": true, "notice":
 why} when it cannot go on for lack of room on the disk, false when it goes on. Why it could not start, or why it ended by itself, is
 one line on stderr, exit status 1, 2 when somebody must change something first, or 75 when there was no room. SIGTERM and SIGINT:
 stop the query, flush, close the store, exit status 0.
@@ -103,7 +103,7 @@ def _status(failure: object, settings: Settings) -> int:
 
 
 def _run(settings: Settings, signals: _Signals) -> int:
-    """1 store · 2 metrics · 3 Spark · 4 query · 5 warm, ready · 6 until asked or failed · 7 stop, last things first."""
+    """1 store · 2 metrics · 3 Spark · 4 query · 5 ready · 6 until asked or failed · 7 stop, last things first."""
     room = Room(settings.store_dir, signals.asked, _waiting)
     service = _service(settings, room)  # 1
     spark: SparkSession | None = None
@@ -123,6 +123,7 @@ def _run(settings: Settings, signals: _Signals) -> int:
         _start(service, spark, run)  # 4
         print(json.dumps({"ready": True, "metrics_port": port}), flush=True)  # 5
         signals.raising = False
+        service.warm_up_beside()
         failure = _watch(service, spark, signals)  # 6
     finally:
         signals.raising = False
@@ -170,10 +171,10 @@ def _stand_by(service: LeasedService, spark: SparkSession | None, signals: _Sign
 
 
 def _start(service: Service, spark: SparkSession, run: Path) -> None:
-    """Query and warm-up. A Java that dies meanwhile is told as such, not as one of its consequences."""
+    """The query and its first batch. A Java that dies meanwhile is told as such, not as one of its consequences."""
     try:
         service.start(spark, run / "checkpoint")
-        service.warm_up()
+        service.first_batch()
     except (JobError, Py4JError, OSError, PySparkException) as error:
         raise JavaDied(java_death(spark.sparkContext._gateway) or one_line(error)) from error
 

@@ -60,6 +60,7 @@ LOG: Final = logging.getLogger("escrow.job")
 HEARTBEAT_S: Final = 1.0
 #: How often a caller that waits for a batch looks whether the query still runs.
 LOOK_S: Final = 1.0
+#: Batches until Java has compiled what a batch needs.
 WARM_UP_BATCHES: Final = 50
 
 Bools = npt.NDArray[np.bool_]
@@ -106,6 +107,7 @@ class JobService:
         self._retain_at_ms = self.clock.elapsed_ms() + settings.retention_interval_ms
         self._beat_s = 0.0
         self._closed = False
+        self._warming: threading.Thread | None = None
         self.batches = 0
         watch_store(self.metrics, self.store, self.clock)
 
@@ -128,14 +130,30 @@ class JobService:
         writer = writer.option("asyncProgressTrackingEnabled", "true").option("asyncProgressTrackingCheckpointIntervalMs", "60000")
         self.lifecycle.started(writer.option("_asyncProgressTrackingOverrideSinkSupportCheck", "true").start())
 
-    def warm_up(self, batches: int = WARM_UP_BATCHES) -> None:
-        """Run batches until Java has compiled what a batch needs; what waits in the log is settled meanwhile."""
-        for _ in range(batches):
-            self.run_batch(self.settings.start_timeout_ms / 1000)
+    def first_batch(self) -> None:
+        """Return when the query has settled its first batch."""
+        self.run_batch(self.settings.start_timeout_ms / 1000)
+
+    def warm_up(self) -> None:
+        """Run batches until Java has compiled what a batch needs. What is in the log is settled meanwhile."""
+        for _ in range(WARM_UP_BATCHES):
+            self.first_batch()
+
+    def warm_up_beside(self) -> None:
+        """`warm_up` beside the work of the job; `stop` ends it."""
+        self._warming = threading.Thread(target=self._warm_up_quietly, name="warm-up", daemon=True)
+        self._warming.start()
+
+    def _warm_up_quietly(self) -> None:
+        with contextlib.suppress(JobStopped):  # the job's own watch tells why
+            self.warm_up()
 
     def run_batch(self, timeout_s: float = 60.0) -> None:
-        """Ask for a batch and wait until one that began after this call is done."""
-        tick, give_up_s, life = self.tick(), time.monotonic() + timeout_s, self.lifecycle
+        """Ask for a batch and wait until one that began after this call is done. JobStopped where none will be."""
+        give_up_s, life = time.monotonic() + timeout_s, self.lifecycle
+        if life.stopping.is_set():
+            raise JobStopped("the job stops")
+        tick = self.tick()
         done: Any = False
         while not done and time.monotonic() < give_up_s:
             with self._batch_done:
@@ -163,6 +181,9 @@ class JobService:
     def stop(self) -> None:
         """1 no new batches · 2 the one at work ends · 3 the store is flushed and closed."""
         self.lifecycle.stop(nudge=self.tick)  # the source may be asleep, and nothing else ends its call
+        if self._warming is not None:  # it ticks: before the page is closed
+            self._wake_waiters()
+            self._warming.join()
         with self._lock:
             self._close()
 

@@ -290,7 +290,10 @@ class KafkaJobService:
         writer = rows.writeStream.foreachBatch(self._on_batch).queryName("escrow")
         self.lifecycle.started(writer.option("checkpointLocation", str(checkpoint)).start())
 
-    def warm_up(self) -> None:
+    def first_batch(self) -> None:
+        """Nothing: without records there is none."""
+
+    def warm_up_beside(self) -> None:
         """Nothing: a backlog warms Java better than empty batches would."""
 
     def failure(self) -> str | None:

@@ -393,7 +393,9 @@ def test_a_java_killed_while_the_job_starts(make_world, moment):
         start_s = time.monotonic()
         out, err = job.communicate(timeout=60)
         assert time.monotonic() - start_s < 20
-        assert (job.returncode, out) == (1, ""), err
+        assert job.returncode == 1, err
+        said = [json.loads(line) for line in out.splitlines()]  # it may have been ready: it warms up beside its work
+        assert said in (([], [{"ready": True, "metrics_port": 0}]) if moment.startswith("while") else ([],))
         (reason,) = (line for line in err.splitlines() if line.startswith("escrow job: "))  # PySpark may add tracebacks
         assert "the Java side of Spark" in reason
     finally:
