@@ -48,7 +48,7 @@ REAL = "bench.real"
 TRACE = ("trace", b"abc")
 #: Halves and ops are the same in every round; what the job makes of them is each round's own.
 SHARED = {"Half": "bench.half", "Op": "bench.op"}
-OWN = ("Redo", "Check", "Discard", "Lease", "Ends")
+OWN = ("Redo", "Check", "Discard", "Lease", "Ends", "Keys")
 
 
 def settings_for(root: Path, bootstrap: str, number: int | str, *more: str) -> Settings:

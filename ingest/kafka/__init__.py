@@ -10,7 +10,7 @@ records/       Kafka's records, read and written
 writer.py      a producer and its reports
 reach.py       whether Kafka can be reached
 history.py     what is known of one transaction
-dedup.py       dedup keys, by endpoint
+keys/          dedup keys: the keys topic
 quotas.py      rates
 job.py         whether there is a job
 """

@@ -6,8 +6,9 @@
     checks     from the check topic to polls, webhooks and plug-ins
     consumers  read the real topics from Kafka; what needs the embedded store is not offered (`ABSENT` says where to look)
 
-Nothing in the data directory is truth but the keys, and those may come from the environment: endpoints can be started, doubled and
-thrown away. While Kafka is out of reach everything is refused with 503 and Retry-After; what was acknowledged is in Kafka.
+Nothing in the data directory is truth but the id keys, and those may come from the environment: endpoints can be started,
+doubled and thrown away. While Kafka is out of reach, everything is refused with 503 and Retry-After; what was acknowledged
+is in Kafka.
 """
 
 from __future__ import annotations
@@ -29,19 +30,22 @@ from ingest.errors import BadId
 from ingest.ids import load_keys
 from ingest.kafka.acting import Acting
 from ingest.kafka.checking.checks import KafkaChecks
-from ingest.kafka.dedup import SendOnce
 from ingest.kafka.ended.follower import OpFollower
 from ingest.kafka.ending import Ending
 from ingest.kafka.history import KafkaHistories
 from ingest.kafka.job import JobWatch
-from ingest.kafka.opening import make_topics, until_caught_up, until_reached
+from ingest.kafka.keys.follower import KeyFollower
+from ingest.kafka.keys.known import KnownKeys
+from ingest.kafka.keys.once import SendOnce
+from ingest.kafka.keys.writer import KeyedWriter
+from ingest.kafka.opening import make_topics, until_caught_up, until_keys_are_known, until_reached
 from ingest.kafka.quotas import RateQuotas
 from ingest.kafka.reach import Reach, look_at
-from ingest.kafka.records.messages import RealTopics
+from ingest.kafka.records.messages import RealTopics, half_record
 from ingest.kafka.records.places import Place
 from ingest.kafka.records.sealing import PlaceSealer, place_in
 from ingest.kafka.storing import Storing
-from ingest.kafka.writer import Writer
+from ingest.kafka.writer import Record, Writer
 from ingest.operating.history import Transaction
 from ingest.operating.operator import Action, Done
 from ingest.parts import Gate, Loops, Parts, guarded_clock
@@ -53,6 +57,7 @@ from store.guarded_clock import GuardedClock
 from store.messages import Message
 from store.progress import Progress, no_progress
 from store.properties import PGROUP
+from store.records import OpKind, Via
 
 #: Where to look for what this mode does not offer, by capability.
 ABSENT: Final = {
@@ -88,7 +93,7 @@ class KafkaEdge:
 
     # --- opening and closing -------------------------------------------------------------------------------------------------
     async def open(self, progress: Progress = no_progress) -> None:
-        """1 the topics, as soon as Kafka answers · 2 the keys · 3 who writes and who follows · 4 the ops so far."""
+        """1 the topics, as soon as Kafka answers · 2 the keys · 3 who writes and follows · 4 the ops and dedup keys so far."""
         self.groups = groups.watch(self.settings)  # before anything is touched: it may be unusable
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         await until_reached(self.settings, partial(make_topics, self.settings, self._connection, self.topics))  # 1
@@ -98,10 +103,9 @@ class KafkaEdge:
         self._open_rest()  # 3
         self._open = True
         try:
-            await until_caught_up(  # 4
-                self._ends, self._failed, progress,
-                patience_s=self.settings.start_timeout_ms / 1000, op_topic=self.topics.op,
-            )  # fmt: skip
+            patience_s = self.settings.start_timeout_ms / 1000
+            await until_caught_up(self._ends, self._failed, progress, patience_s=patience_s, op_topic=self.topics.op)  # 4
+            await until_keys_are_known(self._key_follower, self._failed, patience_s=patience_s, topic=self.topics.keys)
         except BaseException:
             await self.close()
             raise
@@ -143,12 +147,12 @@ class KafkaEdge:
 
     def _open_storing(self) -> None:
         settings = self.settings
-        self._send_once = SendOnce(settings.store_dir / "kafka-dedup", -(-settings.dedup_window_ms // 1000))
+        self._open_keys()
         self._storing = Storing(
             self._halves,
             self._reach,
             RealTopics(self._connection.admin(), list(asdict(self.topics).values()), self._reach.unreachable),
-            self._send_once,
+            SendOnce(self._keys, self._keyed, self._half_record, self._roll_back, settings.request_timeout_ms / 1000),
             half_topic=self.topics.half,
             max_body_bytes=settings.max_body_bytes,
             now_ms=self._now_ms,
@@ -156,6 +160,26 @@ class KafkaEdge:
         self.quotas = RateQuotas(settings, self.groups)
         self._limited = Limited(self._storing, self.quotas)
         self.notice = "; ".join(filter(None, (self.notice, self.quotas.notice)))
+
+    def _open_keys(self) -> None:
+        settings, topic = self.settings, self.topics.keys
+        self._keys = KnownKeys(settings.store_dir / "kafka-dedup", -(-settings.dedup_window_ms // 1000))
+        since_ms = max(0, self._now_ms() - settings.dedup_window_ms)
+        self._key_follower = KeyFollower(self._connection, topic, since_ms, self._fail, self._keys.learn)
+        self._keyed = KeyedWriter(
+            self._connection, self._reach, topic, self._keys,
+            transactional_id_prefix=settings.kafka_transactional_id_prefix,
+            partitions=lambda: self._key_follower.partitions,
+        )  # fmt: skip
+
+    def _half_record(self, message: Message) -> Record:
+        return half_record(message, self.topics.half, self._now_ms())
+
+    async def _roll_back(self, place: Place, group: str) -> None:
+        """A half whose dedup key another endpoint has used first; nobody was told of it."""
+        id = self._place_sealer.seal(place, group)
+        remark = "its dedup key was used first at another endpoint"
+        await self._ending.say([self._ending.op(place, OpKind.ROLLBACK, group, via=Via.PRODUCER, remark=remark, id=id)])
 
     @property
     def not_ready(self) -> str:
@@ -183,12 +207,14 @@ class KafkaEdge:
         if not self._open:
             return
         await self._halves.close()
+        await self._keyed.close()
         await self._ops.close()
         await self._loops.close()
         await self._kafka_checks.close()
         await self._ends.close()
         await asyncio.to_thread(self._kafka_histories.close)
-        self._send_once.close()
+        await self._key_follower.close()
+        self._keys.close()
 
     def _now_ms(self) -> int:
         return self.clock.now_ms()
@@ -302,7 +328,7 @@ class KafkaEdge:
         }
 
     def counts(self) -> dict[str, Any]:
-        trouble = self._reach.trouble or self._ends.trouble or self._kafka_checks.trouble
+        trouble = self._reach.trouble or self._ends.trouble or self._key_follower.trouble or self._kafka_checks.trouble
         return {
             "queued_records": self._halves.waiting + self._ops.waiting,
             **{name: self._storing.counts[name] for name in ("halves", "messages")},

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaException
 
 from ingest.errors import CannotStart
 from ingest.kafka.ended.follower import OpFollower
+from ingest.kafka.keys.follower import KeyFollower
 from runtime.settings import Settings
 from sinks.errors import KafkaUnfit
 from sinks.kafka.clients import Connection, ensure_topics
@@ -48,6 +49,16 @@ async def until_reached(settings: Settings, procedure: Callable[[], None]) -> No
                 reason, servers = str(error) or "no answer", settings.kafka_bootstrap_servers
                 raise CannotStart(f"Kafka at {servers} does not answer ({reason}): is kafkaBootstrapServers right?") from error
         await asyncio.sleep(AGAIN_S)
+
+
+async def until_keys_are_known(keys: KeyFollower, failed: asyncio.Future[str], *, patience_s: float, topic: str) -> None:
+    """Wait until the dedup keys of the last dedupWindow are read."""
+    waited: list[asyncio.Future[Any]] = [keys.caught_up, failed]
+    await asyncio.wait(waited, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+    if failed.done():
+        raise StoreUnusable(failed.result())
+    if not keys.caught_up.done():
+        raise CannotStart(f"the keys in {topic} could not all be read: {keys.trouble or 'Kafka gives no more of them'}")
 
 
 async def until_caught_up(

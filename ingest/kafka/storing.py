@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from ingest.kafka.dedup import SendOnce
+from ingest.kafka.keys.once import SendOnce
 from ingest.kafka.reach import Reach
 from ingest.kafka.records.messages import RealTopics, check_message, half_record, message_record
 from ingest.kafka.records.places import Place

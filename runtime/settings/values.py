@@ -128,7 +128,7 @@ class Settings(
 
     def kafka_topics(self) -> dict[str, str]:
         """Arguments of sinks.kafka.contract.Topics."""
-        names = ("half", "op", "redo", "check", "discard", "lease", "ends")
+        names = ("half", "op", "redo", "check", "discard", "lease", "ends", "keys")
         return {name: getattr(self, f"kafka_{name}_topic") for name in names}
 
     def geometry_values(self) -> dict[str, int]:

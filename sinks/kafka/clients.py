@@ -174,6 +174,7 @@ def ensure_topics(
         topics.discard: (shards, kept),
         topics.lease: (1, logged),  # drivers ask for the brokers' time there
         topics.ends: (shards, {topic_settings.CLEANUP: "compact"}),
+        topics.keys: (partitions, logged | topic_settings.kept(retention_ms)),
     }
     common = {"min.insync.replicas": str(min_insync)}
     made_with = {topics.ends: {"segment.bytes": str(ENDS_SEGMENT_BYTES)}}

@@ -64,6 +64,7 @@ class Topics:
     discard: str
     lease: str
     ends: str
+    keys: str
 
 
 def is_topic_name(name: str) -> bool:

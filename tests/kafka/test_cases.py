@@ -482,7 +482,7 @@ def test_the_same_history_has_the_same_end_as_in_embedded_mode(world: KafkaWorld
 
 def rows_of(world: KafkaWorld, places: list[Place], directory: Path) -> list[tuple[State, int]]:
     """(state, check_count) of halves, from the redo topic alone."""
-    topics = contract.Topics(world.half, world.op, world.redo, world.check, world.discard, world.lease, world.ends)
+    topics = contract.Topics(world.half, world.op, world.redo, world.check, world.discard, world.lease, world.ends, world.keys)
     target = Target(topics, 0, "unused", Connection(world.cluster.bootstrap).librdkafka(), 60_000)
     shard = Shard(ShardStore(directory, 10_000), target, lambda _: "unused", threading.Event())
     try:

@@ -22,7 +22,7 @@ from tests.support.spark import own_spark
 
 pytestmark = pytest.mark.timeout(900)
 
-TOPICS = contract.Topics("half", "op", "redo", "check", "discard", "lease", "ends")
+TOPICS = contract.Topics("half", "op", "redo", "check", "discard", "lease", "ends", "keys")
 RECORDS = "topic string, partition int, offset long, timestamp timestamp, key binary, value binary, headers {}"
 HEADERS = "array<struct<key: string, value: binary>>"
 Headers = list[tuple[str, bytes | None]]

@@ -77,7 +77,7 @@ def grant(cluster: Cluster, kind: ResourceType, name: str, *operations: str, pre
 
 
 def grant_what_the_page_says(world: KafkaWorld) -> None:
-    for topic in (world.half, world.op, world.redo, world.check, world.discard, world.lease, world.ends):
+    for topic in (world.half, world.op, world.redo, world.check, world.discard, world.lease, world.ends, world.keys):
         grant(world.cluster, ResourceType.TOPIC, topic, "CREATE", "ALTER", "DESCRIBE_CONFIGS", "READ", "WRITE")
     grant(world.cluster, ResourceType.GROUP, f"{world.name}-lease", "READ")
     grant(world.cluster, ResourceType.GROUP, world.check_prefix, "READ", prefixed=True)

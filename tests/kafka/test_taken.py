@@ -164,7 +164,7 @@ def test_an_answer_of_unknown_says_that_the_request_was_taken(rig: Rig) -> None:
 def test_no_batch_waits_for_a_check_topic_that_cannot_be_looked_at() -> None:
     nowhere = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
     assert asking.ends_of(nowhere, "t") == {}
-    target = Target(Topics(*"abcdefg"), 0, "id", nowhere, 60_000)
+    target = Target(Topics(*"abcdefgh"), 0, "id", nowhere, 60_000)
     assert len(asking.places_of(target, Requested(frozenset({1}), {}))) == 0
 
 

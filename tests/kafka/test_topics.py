@@ -16,7 +16,7 @@ from tests.support.kafka import Cluster
 from tests.support.one_shard import OneShard
 
 RETENTION_MS = 1_000_000
-NAMES = ("half", "op", "redo", "check", "discard", "lease", "ends")
+NAMES = ("half", "op", "redo", "check", "discard", "lease", "ends", "keys")
 _NUMBERS = itertools.count(1)
 
 

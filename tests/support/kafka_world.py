@@ -102,8 +102,10 @@ class KafkaWorld:
         self.cluster, self.name = cluster, f"w{next(_NUMBERS)}-{os.getpid()}"
         self.root = Path(tempfile.mkdtemp(prefix="escrow-kafka-world-"))
         self.shift_file = self.root / "shift"
-        names = {name: f"{self.name}.{name.lower()}" for name in ("Half", "Op", "Redo", "Check", "Discard", "Lease", "Ends")}
-        self.half, self.op, self.redo, self.check, self.discard, self.lease, self.ends = names.values()
+        names = {
+            name: f"{self.name}.{name.lower()}" for name in ("Half", "Op", "Redo", "Check", "Discard", "Lease", "Ends", "Keys")
+        }
+        self.half, self.op, self.redo, self.check, self.discard, self.lease, self.ends, self.keys = names.values()
         copies = min(3, len(cluster.brokers))
         self.check_prefix = f"{self.name}-check-"
         self.flags = [

@@ -24,7 +24,7 @@ from streaming.settlement.settle import Feed, Settler
 from tests.support.kafka import Cluster
 
 NOW_MS = 1_900_000_000_000
-NAMES = ("half", "op", "redo", "check", "discard", "lease", "ends")
+NAMES = ("half", "op", "redo", "check", "discard", "lease", "ends", "keys")
 _NUMBERS = itertools.count(1)
 
 

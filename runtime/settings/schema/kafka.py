@@ -44,6 +44,10 @@ class Kafka:
         "kafkaEndsTopic", "text", '"ESCROW_ENDS_TOPIC"',
         "Topic of the outcomes of halves. An edge reads it at start.",
     )  # fmt: skip
+    kafka_keys_topic: str = key(
+        "kafkaKeysTopic", "text", '"ESCROW_KEYS_TOPIC"',
+        "Topic of the dedup keys. It keeps the partitions that it was made with.",
+    )  # fmt: skip
     kafka_partitions: int = key(
         "kafkaPartitions", "count", "4", "Partitions of topics that Escrow creates.",
         least=1, most=65_535,

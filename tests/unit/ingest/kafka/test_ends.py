@@ -19,7 +19,7 @@ from ingest.kafka.ended.table import Ends
 from ingest.kafka.ended.unjudged import Unjudged
 from sinks.kafka.contract import Topics
 
-TOPICS = Topics("half", "op", "redo", "check", "discard", "lease", "ends")
+TOPICS = Topics("half", "op", "redo", "check", "discard", "lease", "ends", "keys")
 
 
 class Client:

@@ -49,7 +49,7 @@ def test_half_op_and_redo_topic_are_made_alike(monkeypatch: pytest.MonkeyPatch) 
     connection: Any = SimpleNamespace(require_login=lambda _: None, admin=lambda: admin)
     monkeypatch.setattr(clients, "_create", lambda _, missing: made.update({topic.topic: topic for topic in missing}))
     monkeypatch.setattr(topic_settings, "require", lambda *_, **__: None)
-    topics = Topics("half", "op", "redo", "check", "discard", "lease", "ends")
+    topics = Topics("half", "op", "redo", "check", "discard", "lease", "ends", "keys")
     assert clients.ensure_topics(connection, topics, partitions=3, replication=1, min_insync=1, retention_ms=1000) == 3
     assert made["half"].config == made["op"].config == made["redo"].config
     assert made["redo"].config["message.timestamp.type"] == "LogAppendTime"

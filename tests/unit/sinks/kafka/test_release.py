@@ -21,7 +21,7 @@ from store.tables.consume_queue import REASON_SHIFT
 from store.tables.redo_log import Marker, RedoKind, make_entries
 
 NOW_MS = 1_900_000_000_000
-TOPICS = contract.Topics("half", "op", "redo", "check", "discard", "lease", "ends")
+TOPICS = contract.Topics("half", "op", "redo", "check", "discard", "lease", "ends", "keys")
 TARGET = Target(TOPICS, 3, "escrow-half-3", {}, 60_000)
 
 

@@ -15,7 +15,7 @@ from store.tables.redo_log import Marker
 from streaming.kafka.reading.feeds import Feeds
 from streaming.kafka.reading.records import Piece
 
-TOPICS = contract.Topics("half", "op", "redo", "check", "discard", "lease", "ends")
+TOPICS = contract.Topics("half", "op", "redo", "check", "discard", "lease", "ends", "keys")
 
 
 @pytest.fixture

@@ -139,7 +139,7 @@ class Waiting:
     def __init__(self, of: list[int]) -> None:
         self.of, self.op_end, self.settled = of, 0, list[int]()
         self.feeds = Feeds(
-            contract.Topics("half", "op", "redo", "check", "discard", "lease", "ends"),
+            contract.Topics("half", "op", "redo", "check", "discard", "lease", "ends", "keys"),
             half_end=lambda _: 31,
             read_ops=self.ops,
             shard_count=lambda: 1,
@@ -196,7 +196,7 @@ def standby(monkeypatch):
     """A driver that was opened when there were two shards; those that it has claimed are in `claimed`."""
     made: Any = service.KafkaJobService.__new__(service.KafkaJobService)
     made.settings = SimpleNamespace(kafka_bootstrap_servers="", kafka_lease_timeout_ms=6000)
-    made.topics, made.connection = contract.Topics("half", "op", "redo", "check", "discard", "lease", "ends"), None
+    made.topics, made.connection = contract.Topics("half", "op", "redo", "check", "discard", "lease", "ends", "keys"), None
     made._lease = SimpleNamespace(held=threading.Event(), lost=threading.Event(), elsewhere=threading.Event())
     made._brokers = made.clock = SimpleNamespace(look=lambda: None)
     made._opening, made._ends, made.claimed = threading.Lock(), {}, []
