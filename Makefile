@@ -36,7 +36,7 @@ SMALL ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --retries 8
-BENCHES := bench-store bench-consume bench-streaming bench-ingest bench-grpc bench-console bench-many bench-kafka
+BENCHES := bench-store bench-consume bench-streaming bench-spark bench-ingest bench-grpc bench-console bench-many bench-kafka
 
 # The environment is rebuilt, whatever its age, when its interpreter has gone, when the checkout has moved, and when PYTHON
 # was named and is of another version.
@@ -100,6 +100,9 @@ bench-consume: venv ## benchmarks of consumer pull, on the edge's core
 
 bench-streaming: venv ## benchmarks of the streaming job, with real Spark (about 6 minutes)
 	$(BIN)/python -m benchmarks.results benchmarks.streaming
+
+bench-spark: venv ## benchmarks of Spark's sources for users (about 4 minutes)
+	$(BIN)/python -m benchmarks.results benchmarks.spark
 
 bench-ingest: venv tools ## benchmarks of the endpoint, the SDK and what consumers see (about 5 minutes)
 	$(BIN)/python -m benchmarks.results benchmarks.ingest

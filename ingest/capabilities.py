@@ -27,6 +27,7 @@ from ingest.operating.auditing import Audited
 from ingest.operating.history import Inspected, Transaction
 from ingest.operating.listings import Listings
 from ingest.operating.operator import Action, Done
+from ingest.operating.tables import TablePages
 from ingest.operating.topic_removal import Wanted
 from ingest.parts import Parts
 from runtime.settings import Settings
@@ -272,6 +273,9 @@ class Operating(Protocol):
 
     @property
     def listings(self) -> Listings: ...
+
+    @property
+    def tables(self) -> TablePages: ...
 
     async def inspect(self, id: str) -> Inspected:
         """One transaction with its message."""

@@ -108,6 +108,7 @@ class JobMetrics:
     VIAS: Final = ("producer", "check", "operator", "checker")
     REASONS: Final = ("check_max", "expired")
     QUEUES: Final = ("half", "op")
+    RATES: Final = ("input", "processed")
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -127,6 +128,10 @@ class JobMetrics:
         for reason in self.REASONS:
             self.proposals.labels(reason)
             self.discards.labels(reason)
+        for rate in self.RATES:
+            self.spark_rows.labels(rate)
+        for area in ("used", "max"):
+            self.jvm_heap.labels(area)
         for queue in self.QUEUES:
             self.quarantined.labels(queue)
             self.records.labels(queue)
@@ -185,6 +190,22 @@ class JobMetrics:
         self.spark_batches = Counter("escrow_spark_batches", "Micro-batches that Spark reported", registry=registry)
         self.spark_batch_id = Gauge("escrow_spark_batch_id", "The last micro-batch that Spark reported", registry=registry)
         self.query_up = Gauge("escrow_query_up", "1 = the streaming query runs", registry=registry)
+        self.spark_rows = Gauge(
+            "escrow_spark_rows_per_second", "Rows of the last sampled batch: as they came in, as they were processed", ["rate"],
+            registry=registry,
+        )  # fmt: skip
+        self._java(registry)
+
+    def _java(self, registry: CollectorRegistry) -> None:
+        self.spark_executors = Gauge("escrow_spark_executors", "Executors that Spark has; 1 in local mode", registry=registry)
+        self.jvm_heap = Gauge("escrow_jvm_heap_bytes", "Heap of Spark's driver: used, max", ["area"], registry=registry)
+        self.jvm_gc = WatchedCounter(
+            "escrow_jvm_gc_seconds", "Time that Spark's Java has spent collecting garbage", "process", registry
+        )
+        self.python_workers = Gauge("escrow_spark_python_workers", "Python processes that Spark has started", registry=registry)
+        self.python_worker_bytes = Gauge(
+            "escrow_spark_python_worker_bytes", "Resident memory of these Python processes together", registry=registry
+        )
 
     def watch(self, gauge: Gauge, read: Callable[[], float], **labels: str) -> None:
         """Read the gauge's value when somebody asks for it."""

@@ -120,6 +120,8 @@ def _run(settings: Settings, signals: _Signals) -> int:
             if not service.take_over(timeout_s=STANDBY_AFTER_S) and not _stand_by(service, spark, signals, port):
                 return 0
         spark = spark or start_spark(settings, run)  # 3
+        if url := spark.sparkContext.uiWebUrl:
+            _notice(f"Spark's web UI: {url}/StreamingQuery/ (query escrow)")
         _start(service, spark, run)  # 4
         print(json.dumps({"ready": True, "metrics_port": port}), flush=True)  # 5
         signals.raising = False

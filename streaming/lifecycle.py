@@ -19,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from runtime.metrics import JobMetrics
 from store.guarded_clock import GuardedClock
+from streaming.spark.java_figures import JavaFigures, watch_java
 from streaming.spark.listener import ProgressListener
 from streaming.spark.session import one_line, why_ended
 
@@ -64,8 +65,9 @@ class Lifecycle:
         self._listener: ProgressListener | None = None
 
     def listen(self, spark: SparkSession) -> None:
-        """Have Spark report the query's progress to the metrics. Before the query starts."""
+        """Have Spark report the query's progress to the metrics, and Java what it uses. Before the query starts."""
         self._spark, self._listener = spark, ProgressListener(self._metrics)
+        watch_java(self._metrics, JavaFigures(spark).now)
         spark.streams.addListener(self._listener)
 
     def started(self, query: StreamingQuery) -> None:

@@ -13,6 +13,7 @@ from ingest.operating.history import Histories, Inspected, Transaction
 from ingest.operating.listings import Listings
 from ingest.operating.operator import Action, Done, Operator
 from ingest.operating.overview import Overview
+from ingest.operating.tables import TablePages
 from ingest.operating.topic_removal import Removing, Wanted
 from ingest.parts import Gate
 from runtime.settings import Settings
@@ -41,6 +42,7 @@ class Operations:
         self._settings, self._gate, self._store, self._committer, self._sealer = settings, gate, store, committer, sealer
         self._operator, self._auditor, self._removing = operator, auditor, removing
         self.listings, self.overview, self._histories = listings, overview, Histories(store)
+        self.tables = TablePages(store, sealer)
 
     async def act(self, action: Action) -> Done:
         """Check now, commit, roll back or resume, as `ingest.operating.operator` says."""
@@ -82,3 +84,4 @@ class Operations:
 
     def close(self) -> None:
         self._histories.close()
+        self.tables.close()

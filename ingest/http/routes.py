@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from msgspec import structs
 from prometheus_client.exposition import choose_encoder
 
 from ingest.capabilities import Consuming, Offers, Operating, Reading
@@ -17,6 +18,7 @@ from ingest.errors import NotInKafkaMode, NotReady
 from ingest.http import console, openapi
 from ingest.http.app import Exchange, Route
 from ingest.http.wire import consumers, fields, health, operators, producers, sealed_halves
+from ingest.operating.tables import TableAsk, TablePage
 from ingest.operating.topic_removal import Wanted
 from runtime.metrics import EdgeMetrics
 
@@ -199,6 +201,12 @@ async def post_actions(exchange: Exchange) -> None:
     await exchange.answer(operators.done(await exchange.edge.transactions.act(operators.action(given, exchange.principal.name))))
 
 
+async def get_table(exchange: Exchange) -> None:
+    asked, table = exchange.query(operators.TableQuery), exchange.name("table")
+    found = await _operating(exchange).tables.page(table, TableAsk(**structs.asdict(asked)))
+    await exchange.answer(found)
+
+
 async def get_audit(exchange: Exchange) -> None:
     asked = exchange.query(operators.AuditQuery)
     await exchange.answer(operators.audits(*await _operating(exchange).audited(asked.limit, asked.before)))
@@ -292,6 +300,9 @@ _ROUTES: Final = (
           needs="operating"),
     Route("GET", "/v1/operator/transactions/{id}", get_inspected, "One transaction with its message",
           OPERATOR, operators.InspectedOut, problems=(404, 503), console=True, needs="operating"),
+    Route("GET", "/v1/operator/tables/{table}", get_table,
+          "The history of transactions, ops and checks, in columns", OPERATOR, TablePage,
+          query=operators.TableQuery, problems=(400, 404, 503), needs="operating"),
     Route("POST", "/v1/operator/actions", post_actions,
           "Check now, commit, roll back or resume; by ids or by a filter", OPERATOR, operators.ActionOut,
           operators.ActionIn, problems=(*_TAKES, 409), share="ends", body_max_bytes=_NAMES_MAX_BYTES,

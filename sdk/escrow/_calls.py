@@ -42,6 +42,8 @@ class Call(Generic[_T]):
     #: Bytes as they are, or something for JSON; None: no body.
     content: object = None
     media: str = JSON
+    #: What the answer should be in: JSON, or MessagePack where it has many bytes.
+    accept: str = JSON
     repeat: Repeat = Repeat.ALWAYS
     #: How long Escrow may hold the answer back; None: it is no long poll.
     wait_s: float | None = None

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import urlencode, urlsplit
 
-from escrow._calls import JSON, Call, Repeat
+from escrow import _msgpack
+from escrow._calls import Call, Repeat
 from escrow._forks import Home
 from escrow._http1 import Answer, Connection, authority
 from escrow.errors import BadAnswer, Closed, EscrowError, Refused, Unreachable, refusal
@@ -106,7 +107,7 @@ class Server:
         target = self._prefix + call.path
         if call.query:
             target += "?" + urlencode({name: value for name, value in call.query.items() if value is not None})
-        headers = {"Accept": JSON}
+        headers = {"Accept": call.accept}
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token() if callable(self._token) else self._token}"
         body = None
@@ -249,7 +250,7 @@ class Transport:
 def decoded(answer: Answer) -> Any:
     """What an answer of 2xx says; any other is raised."""
     try:
-        found = json.loads(answer.body) if answer.body else None
+        found = _read(answer) if answer.body else None
     except ValueError:
         found = None
     if 200 <= answer.status < 300:
@@ -257,6 +258,10 @@ def decoded(answer: Answer) -> Any:
             return found
         raise BadAnswer(f"{answer.status} with {_shown(answer.body)}: is this URL an Escrow?")
     raise _refusal(answer.status, found if isinstance(found, dict) else {}, answer.headers, answer.body)
+
+
+def _read(answer: Answer) -> Any:
+    return _msgpack.unpack(answer.body) if answer.headers.get("content-type") == _msgpack.MEDIA else json.loads(answer.body)
 
 
 def _refusal(status: int, problem: Mapping[str, Any], headers: Mapping[str, str], answer: bytes) -> Refused:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from store.io.arrays import last_of_each
 from store.io.pages import EdgeSlot, JobSlot
-from store.properties import KEYS, TAGS, PropertyFinder
+from store.properties import KEYS, NO_TEXTS, TAGS, PropertiesOfMany, Texts
 from store.read.readers import CLOCK_SLACK_MS, open_readers
 from store.records import STATE_OF_OP, OpKind, State, check_count_of, state_of
 from store.tables.frames import HALF_HEAD_BYTES
@@ -59,37 +59,43 @@ class Chunk:
     heads: Array
     ended: Array
     attempts: npt.NDArray[np.uint32]
-    keys: list[str | None]
-    tags: list[str | None]
+    keys: Texts
+    tags: Texts
 
 
 class History:
     """A store opened for reading its history. `table` makes room for that many records of ENDED, all zero."""
 
     def __init__(self, root: Path, table: Callable[[int], Array] = lambda count: np.zeros(count, ENDED)) -> None:
-        self.directory, self._log, self._topics, names = open_readers(root)
+        self.directory, self.log, self._topics, names = open_readers(root)
         self.groups, self.topics = names.groups, names.topics
         self._table = table
 
     def close(self) -> None:
-        self._log.close()
+        self.log.close()
         if self._topics is not None:
             self._topics.close()
 
     def chunks(self, wanted: Wanted, progress: Progress = lambda done, total, what: None) -> Iterator[Chunk]:
         """What is wanted, a chunk at a time; chunks of which nothing is wanted are left out."""
-        first, stop, op_stop = self._range(wanted)  # 1
+        first, stop = self.extent(wanted)  # 1
+        yield from self.between(first, stop, wanted, progress)
+
+    def between(
+        self, first: int, stop: int, wanted: Wanted, progress: Progress = lambda done, total, what: None, *, with_texts: bool = True
+    ) -> Iterator[Chunk]:
+        """The same of halves first … stop - 1. Without texts, keys and tags are not looked up."""
         ended = self._table(stop - first)
-        self._read_ops(first, stop, op_stop, ended, progress)  # 2
+        self._read_ops(first, stop, ended, progress)  # 2
         low = first
         while low < stop:  # 3
-            low = max(low, self._log.page[EdgeSlot.HALF_BEGIN])
+            low = max(low, self.log.page[EdgeSlot.HALF_BEGIN])
             high = min(low + CHUNK, stop)
             try:
-                chunk = self._chunk(low, high, ended[low - first : high - first], wanted)
+                chunk = self._chunk(low, high, ended[low - first : high - first], wanted, with_texts)
             except IndexError:  # its file was taken by retention
-                self._log.half_queue.file.refresh()
-                low = max(low + 1, self._log.half_queue.begin)
+                self.log.half_queue.file.refresh()
+                low = max(low + 1, self.log.half_queue.begin)
                 continue
             if chunk is not None and len(chunk.half_offsets):
                 yield chunk
@@ -97,27 +103,27 @@ class History:
             low = high
 
     # --- 1 ---
-    def _range(self, wanted: Wanted) -> tuple[int, int, int]:
-        """(first half, behind the last one, behind the last op): flushed, and of the asked time, as far as halving tells."""
-        log = self._log
-        stop, op_stop = log.ends()
+    def extent(self, wanted: Wanted) -> tuple[int, int]:
+        """(first half, behind the last one): flushed, and of the asked time, as far as halving tells."""
+        log = self.log
+        stop = log.ends()[0]
         first = min(max(log.half_queue.begin, log.page[EdgeSlot.HALF_BEGIN]), stop)
         # Wall clocks step back now and then: a little more than the asked time, on both sides.
         first = log.first_half_since(wanted.since_ms - CLOCK_SLACK_MS, first, stop)
         if wanted.until_ms is not None:
             stop = log.first_half_since(wanted.until_ms + CLOCK_SLACK_MS, first, stop)
-        return first, stop, op_stop
+        return first, stop
 
     # --- 2 ---
-    def _read_ops(self, first: int, stop: int, op_stop: int, ended: Array, progress: Progress) -> None:
-        log = self._log
+    def _read_ops(self, first: int, stop: int, ended: Array, progress: Progress) -> None:
+        log, op_stop = self.log, self.log.ends()[1]
         if stop == first:
             return
         low = begin = min(max(log.ops_since(self._stored_at_ms(first))[0], log.page[EdgeSlot.OP_BEGIN]), op_stop)
         while low < op_stop:
             high = min(low + CHUNK, op_stop)
             try:
-                ops = log.ops(low, high)
+                ops = self._ops_about(low, high, first, stop)
             except IndexError:
                 log.op_queue.file.refresh()
                 low = max(low + 1, log.op_queue.begin)
@@ -126,19 +132,25 @@ class History:
             progress(high - begin, op_stop - begin, "ops")
             low = high
 
+    def _ops_about(self, low: int, high: int, first: int, stop: int) -> Array:
+        """Those of ops low … high - 1 whose tag is a half of the range: the frames of others need not be read."""
+        tags = self.log.op_queue.read(low, high)["tags_code"]
+        chosen = np.flatnonzero((tags >= first) & (tags < stop))
+        return self.log.ops(low, high) if len(chosen) == high - low else self.log.chosen_ops(low + chosen)
+
     def _stored_at_ms(self, half_offset: int) -> int:
         """0 where it cannot be told: then every op is read."""
         try:
-            _, heads, good = self._log.checked_halves(half_offset, half_offset + 1)
+            _, heads, good = self.log.checked_halves(half_offset, half_offset + 1)
         except IndexError:
             return 0
         return int(heads["stored_at_ms"][0]) if good[0] else 0
 
     # --- 3 ---
-    def _chunk(self, low: int, high: int, ended: Array, wanted: Wanted) -> Chunk | None:
-        entries, heads, good = self._log.checked_halves(low, high)
+    def _chunk(self, low: int, high: int, ended: Array, wanted: Wanted, with_texts: bool) -> Chunk | None:
+        entries, heads, good = self.log.checked_halves(low, high)
         words, ended = self._words(low, high), ended.copy()
-        known, begin = state_of(words), self._log.log.file.begin
+        known, begin = state_of(words), self.log.log.file.begin
         gone = ~good & (entries["size_bytes"] > 0) & (entries["commit_log_offset"] < begin)
         # Retention has taken the half out of the log, its op perhaps too: its row stays longer.
         ended["state"] = np.where(gone & (ended["state"] == 0), known, ended["state"])
@@ -149,7 +161,7 @@ class History:
         chosen = np.flatnonzero(self._fits(heads, good, ended, wanted) & ~lost)
         if not len(chosen):
             return None
-        keys, tags = self._texts(entries[chosen], heads[chosen], good[chosen])
+        keys, tags = self._texts(entries[chosen], heads[chosen], good[chosen]) if with_texts else (NO_TEXTS, NO_TEXTS)
         return Chunk(chosen + low, good[chosen], heads[chosen], ended[chosen], check_count_of(words[chosen]), keys, tags)
 
     def _fits(self, heads: Array, good: Mask, ended: Array, wanted: Wanted) -> Mask:
@@ -181,26 +193,13 @@ class History:
                 topics.let_go()
         return found
 
-    def _texts(self, entries: Array, heads: Array, good: Mask) -> tuple[list[str | None], list[str | None]]:
+    def _texts(self, entries: Array, heads: Array, good: Mask) -> tuple[Texts, Texts]:
         """Key and tags of each half, out of its properties."""
-        keys: list[str | None] = []
-        tags: list[str | None] = []
-        places = zip(
-            entries["commit_log_offset"].tolist(), heads["body_bytes"].tolist(), heads["properties_bytes"].tolist(), strict=True
-        )
-        for (offset, body, size), valid in zip(places, good.tolist(), strict=True):
-            found = self._log.log.frame_bytes(offset + HALF_HEAD_BYTES + body, size).tobytes() if valid and size else b""
-            keys.append(_text(_KEY.find(found)))
-            tags.append(_text(_TAG.find(found)))
-        return keys, tags
-
-
-_KEY: Final = PropertyFinder(KEYS)
-_TAG: Final = PropertyFinder(TAGS)
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode(errors="replace")
+        sizes = np.where(good, heads["properties_bytes"], 0).astype(np.int64)
+        begins = entries["commit_log_offset"] + HALF_HEAD_BYTES + heads["body_bytes"]
+        # Of those that cannot be read, nothing is read: at the first byte of the log that is still there.
+        found = PropertiesOfMany(self.log.pieces(np.where(good, begins, self.log.log.file.begin), sizes))
+        return found.values(KEYS), found.values(TAGS)
 
 
 def _apply(ops: Array, first: int, stop: int, ended: Array) -> None:

@@ -8,6 +8,7 @@ everybody.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -229,24 +230,29 @@ class LogReader:
             self.log.file.refresh()
 
     def _check_crcs(self, entries: Array, heads: Array, good: Any) -> None:
-        crc32, segment_bytes = zlib.crc32, self.log.segment_bytes
-        buffers = {start: memoryview(self.log.file.segment(start).buffer) for start in self._starts(entries, good)}
-        chosen = np.flatnonzero(good)
-        offsets, sizes = entries["commit_log_offset"][chosen].tolist(), entries["size_bytes"][chosen].tolist()
-        wrong = [
-            index
-            for index, offset, size, crc in zip(chosen.tolist(), offsets, sizes, heads["crc"][chosen].tolist(), strict=True)
-            if crc32(
-                buffers[offset - offset % segment_bytes][offset % segment_bytes + CRC_FROM : offset % segment_bytes + size],
-                offset & 0xFFFFFFFF,
-            )
-            != crc
-        ]
-        good[wrong] = False
+        crc32, chosen = zlib.crc32, np.flatnonzero(good)
+        offsets, sizes = entries["commit_log_offset"][chosen], entries["size_bytes"][chosen]
+        found = np.zeros(len(chosen), np.int64)
+        for mine, content, begins, ends in self._by_segment(offsets, sizes):
+            view, seeds = memoryview(content), (offsets[mine] & 0xFFFFFFFF).tolist()
+            found[mine] = [crc32(view[begin + CRC_FROM : end], seed) for begin, end, seed in zip(begins, ends, seeds, strict=True)]
+        good[chosen[found != heads["crc"][chosen]]] = False
 
-    def _starts(self, entries: Array, chosen: Any) -> list[int]:
-        offsets = entries["commit_log_offset"][chosen]
-        return [number * self.log.segment_bytes for number in distinct(offsets // self.log.segment_bytes)]
+    def pieces(self, offsets: Ints, sizes: Array) -> list[bytes]:
+        """Copies of the bytes at many places of the log, each within one segment."""
+        found = np.full(len(offsets), b"", object)
+        for mine, content, begins, ends in self._by_segment(offsets, sizes):
+            found[mine] = [content[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        copied: list[bytes] = found.tolist()
+        return copied
+
+    def _by_segment(self, offsets: Ints, sizes: Array) -> Iterator[tuple[Ints, Any, list[int], list[int]]]:
+        """(which places, the segment's bytes, where in it they begin, where they end) for each segment."""
+        numbers, begins = offsets // self.log.segment_bytes, offsets % self.log.segment_bytes
+        ends = begins + sizes
+        for number in distinct(numbers):
+            mine = np.flatnonzero(numbers == number)
+            yield mine, self.log.file.segment(number * self.log.segment_bytes).buffer, begins[mine].tolist(), ends[mine].tolist()
 
     def _gather(self, offsets: Ints, width: int) -> npt.NDArray[np.uint8]:
         """`width` bytes at each of many places of the log, as rows."""

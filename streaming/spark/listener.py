@@ -47,6 +47,9 @@ class ProgressListener(StreamingQueryListener):
     def take(self, progress: dict[str, Any]) -> None:
         """One sampled event."""
         self._metrics.spark_batch_id.set(progress["batchId"])
+        for rate in self._metrics.RATES:
+            # Spark leaves a rate out where it had no time to divide by.
+            self._metrics.spark_rows.labels(rate).set(progress.get(f"{rate}RowsPerSecond") or 0.0)
         for phase, duration_ms in progress["durationMs"].items():
             if phase in PHASES:
                 self._metrics.spark_phase_s.labels(phase).observe(duration_ms / 1000)

@@ -15,6 +15,7 @@ from ingest.operating.auditing import Audited
 from ingest.operating.history import Inspected
 from ingest.operating.listings import Listed, ListPage, Query
 from ingest.operating.operator import Action, Done
+from ingest.operating.tables import HALVES_MAX
 from store.edge.removal import Removal
 from store.naming import NAME_MAX_BYTES
 
@@ -79,6 +80,17 @@ class TopicsRemoveIn(Struct, forbid_unknown_fields=True):
 class AuditQuery(Struct, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=1000, description="the most records in the answer")] = 100
     before: Annotated[I63, Meta(description="`next` of the answer before")] | None = None
+
+
+class TableQuery(Struct, forbid_unknown_fields=True):
+    half_offset: Annotated[I63, Meta(description="the half to begin with")] = 0
+    stop: Annotated[I63, Meta(description="halves before this one")] | None = None
+    max: Annotated[int, Meta(ge=1, le=HALVES_MAX, description="the most halves that one answer covers")] = 1024
+    since_ms: Annotated[I63, Meta(description="halves stored at this time or later")] = 0
+    until_ms: Annotated[I63, Meta(description="halves stored before this time")] | None = None
+    group: Annotated[str, Meta(max_length=NAME_MAX_BYTES, description="the producer group")] | None = None
+    topic: Annotated[str, Meta(max_length=NAME_MAX_BYTES)] | None = None
+    state: Annotated[str, Meta(max_length=32, description="as in the column state")] | None = None
 
 
 class LoginIn(Struct, forbid_unknown_fields=True):

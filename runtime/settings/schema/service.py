@@ -164,7 +164,11 @@ class Job:
         "sparkConfFile", "path", '""',
         "File with further Spark settings for a cluster, as in spark-defaults.conf (Kafka mode).",
     )  # fmt: skip
-    spark_ui_port: int = key("sparkUiPort", "count", "0", "Port of Spark's web UI. 0 = off.", **PORT)
+    spark_ui_port: int = key(
+        "sparkUiPort", "count", "0",
+        "Port of Spark's web UI, on sparkDriverHost (loopback unless set); it has no login. 0 = off.",
+        **PORT,
+    )  # fmt: skip
     clock_drift_max_ms: int = key(
         "clockDriftMax", "duration", '"60s"',
         "Stop discarding and deleting while the wall clock differs from elapsed time by more than "

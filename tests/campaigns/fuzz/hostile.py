@@ -212,6 +212,11 @@ ROUTES: dict[str, Callable[[random.Random, Pool], Request]] = {
     "GET /v1/operator/transactions/{id}": lambda rng, pool: Request(
         "GET", f"/v1/operator/transactions/{quote(_id(rng, pool), safe='')}"
     ),
+    "GET /v1/operator/tables/{table}": lambda rng, pool: Request(
+        "GET",
+        f"/v1/operator/tables/{rng.choice(('transactions', 'ops', 'checks', 'none'))}",
+        [("max", "9"), *rng.choice(([], [("half_offset", str(rng.randrange(9)))], [("since_ms", "5"), ("state", "pending")]))],
+    ),
     "POST /v1/operator/actions": lambda rng, pool: Request("POST", "/v1/operator/actions", content=_action(rng, pool)),
     "GET /v1/operator/audit": lambda rng, pool: Request(
         "GET", "/v1/operator/audit", [("limit", "3"), ("before", str(rng.randrange(9)))]
