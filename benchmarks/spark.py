@@ -55,7 +55,8 @@ def fill_messages(data: Path) -> None:
     store = EdgeStore(load_settings(None, [f"dataDir={data}"], {}).store_dir)
     try:
         for first in range(0, MESSAGES, AT_ONCE):
-            store.send([Message("orders", "stream", b"x" * 1024, {"KEYS": f"order-{first + n}"}) for n in range(AT_ONCE)], NOW_MS)
+            messages = [Message("orders", "stream", b"x" * 1024, {"KEYS": f"order-{first + n}"}) for n in range(AT_ONCE)]
+            store.wait(store.append_messages(messages, NOW_MS).ticket)
     finally:
         store.close()
 
@@ -85,7 +86,7 @@ def read_rate(spark: SparkSession, data: Path, **options: str) -> float:
 def python_rate(data: Path) -> float:
     started = time.process_time()
     found = tables.batches(str(data), "transactions", (0, TRANSACTIONS), {}, list(COLUMNS["transactions"]))
-    rows = sum(batch.num_rows for batch in found)
+    rows: int = sum(batch.num_rows for batch in found)
     assert rows == TRANSACTIONS, rows
     return rows / (time.process_time() - started)
 
@@ -110,7 +111,9 @@ def stream_rate(spark: SparkSession, url: str, directory: Path) -> float:
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     batches = [each for each in query.recentProgress if each["numInputRows"]][1:]
-    return sum(each["numInputRows"] for each in batches) / sum(each["durationMs"]["addBatch"] for each in batches) * 1000
+    messages: int = sum(each["numInputRows"] for each in batches)
+    took_ms: int = sum(each["durationMs"]["addBatch"] for each in batches)
+    return messages / took_ms * 1000
 
 
 def main() -> None:

@@ -113,6 +113,7 @@ def test_filters_narrow_and_change_nothing(spark, service, played):
 
 def test_what_spark_hands_over_is_used(spark, service, played):
     reader = escrow.spark.EscrowTransactions({"url": service.url}).reader(escrow.spark.EscrowTransactions({}).schema())
+    assert isinstance(reader, tables._TableReader)
     border = load(spark, "transactions", {"url": service.url}, columns="stored_at").collect()[0].stored_at
     given = [
         EqualTo(("group",), "shop"), In(("state",), ("pending", "committed")), GreaterThanOrEqual(("stored_at",), border),
