@@ -4,8 +4,8 @@ The directory is filled beside itself and renamed, so that what has its name is 
 from: another release's jars are resolved anew.
 
 Every jar, transitive ones included, must have the SHA-256 that the pom's lock names (`make lock` writes it, in the format of
-sha256sum), and no other jar may be there. This is checked at every start, before Spark sees the directory. Whoever puts jars of his
-own there (no `POM_COPY`) adds their list, `OWN_LOCK`, in the same format.
+sha256sum), and no other jar may be there. This is checked at every start, before Spark sees the directory. An operator's own
+jars (no `POM_COPY`) need their list beside them, `OWN_LOCK`, in the same format.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What Spark's Java process and its Python workers use: heap, garbage collection, executors, workers' memory.
 
-Read from Java's own management beans and from /proc, when somebody asks for the metrics and at most once a second: each value is a
-call into Java. In a cluster this is the driver's Java; executors are counted, and their memory is their machines' affair.
+Read from Java's management beans and from /proc when the metrics are scraped, at most once a second: each value is a call
+into Java. In a cluster this is the driver's Java. Executors are counted; their memory is not measured here.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class JavaFigures:
 
 
 def watch_java(metrics: JobMetrics, figures: Callable[[], Figures]) -> None:
-    """Tie the metrics to what is read when somebody asks."""
+    """Tie the metrics to what is read at a scrape."""
     metrics.watch(metrics.jvm_heap, lambda: figures().heap_used_bytes, area="used")
     metrics.watch(metrics.jvm_heap, lambda: figures().heap_max_bytes, area="max")
     metrics.watch(metrics.spark_executors, lambda: figures().executors)

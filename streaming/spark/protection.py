@@ -1,18 +1,17 @@
 """Spark's own ports: who may talk to them, and how Spark is told what is secret.
 
-Driver and executors take Java objects from whoever is connected to their RPC port: who can make them read an object of his choice
-can run code in them. So every connection must prove that it knows a secret (`spark.authenticate`), in every mode:
+Driver and executors deserialize Java objects from every peer that is connected to their RPC port: a peer that may choose
+the object can run code in them. So every connection must prove that it knows a secret (`spark.authenticate`), in every mode:
 
-    local[n]        driver and executor are one process. Spark makes a secret for itself, which leaves it never; ports are on
-                    loopback
-    spark://…       master, workers, driver and executors have one secret in common: `sparkAuthSecret`, or
-                    `spark.authenticate.secret` in sparkConfFile. Everything on the way is encrypted (AES)
-    yarn, k8s       the cluster hands a secret of the application's own to its executors. Encrypted as well
+    local[n]        driver and executor are one process. Spark makes a secret that never leaves it; ports are on loopback
+    spark://…       master, workers, driver and executors share one secret: `sparkAuthSecret`, or
+                    `spark.authenticate.secret` in sparkConfFile. All traffic is encrypted (AES)
+    yarn, k8s       the cluster hands a secret of the application to its executors. All traffic is encrypted
 
-What Spark serves as files (jars, our own code for executors) it gives to whoever asks, secret or not: nothing secret is among them.
+Spark serves files (jars, our own code for executors) without asking for the secret: none of them is secret.
 
-Command lines can be read by everybody on the machine, so nothing of Spark's configuration is in one: the JVM reads a file of ours
-(`write_properties`), which is 0600 and goes with the run's directory.
+Every user of the machine can read command lines, so Spark's configuration is in none: the JVM reads a file
+(`write_properties`) with mode 0600, which is removed with the run's directory.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def authentication(settings: Settings, own: Mapping[str, str]) -> dict[str, str]
         return {**_ENCRYPTED, SECRET: settings.spark_auth_secret}
     if SECRET not in own:
         raise JobCannotStart(
-            f"sparkMaster: {settings.spark_master}: whoever reaches Spark's ports could run code in the job: give master and "
+            f"sparkMaster: {settings.spark_master}: anyone who reaches Spark's ports could run code in the job: give master and "
             "workers a secret (spark.authenticate true, spark.authenticate.secret in their spark-defaults.conf) and set "
             "ESCROW_SPARK_AUTH_SECRET to it; or write spark.authenticate false into sparkConfFile to do without"
         )

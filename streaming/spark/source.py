@@ -38,7 +38,7 @@ from streaming.spark.packed_rows import CHUNK_RECORDS, SCHEMA, Row, pack
 FORMAT: Final = "escrow"
 #: The longest sleep in one call. Waking ends it; this only bounds what a lost wake, or a dead driver, may cost.
 WAIT_S: Final = 2.0
-#: While records gather: how often it is looked whether the driver wants a batch now.
+#: While records gather: how often to look whether the driver wants a batch now.
 GLANCE_S: Final = 0.02
 
 Offset = dict[str, int]

@@ -119,7 +119,7 @@ def _arrow(found: Table, field: pa.Field) -> pa.Array:
 def _texts(found: Texts) -> pa.Array:
     try:
         found.content.tobytes().decode()
-    except UnicodeDecodeError:  # written by another program: text by text, with marks where it is none
+    except UnicodeDecodeError:  # invalid bytes: decode one by one, with replacement marks
         return pa.array(found.tolist(), pa.string())
     buffers = [_validity(found.missing), pa.py_buffer(found.offsets.astype(np.int32)), pa.py_buffer(found.content)]
     return pa.Array.from_buffers(pa.string(), len(found.missing), buffers)
