@@ -29,7 +29,7 @@ from store.edge.store import EdgeStore
 from store.io.descriptors import raise_file_limit
 from store.job.store import JobStore
 from store.messages import Message
-from store.records import QUEUE_OFFSET_BITS
+from store.records import QUEUE_OFFSET_BITS, queue_key
 from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 
 TOPICS, GROUPS, QUEUES = 20_000, 10_000, 2
@@ -58,7 +58,9 @@ def make(root: Path, topics: int, groups: int) -> float:
             edge.wait(edge.append_messages(messages, NOW_MS).ticket)
         with JobStore(store) as job:
             settle(job, edge.op_end)
-    offsets = [ConsumerRecord(ConsumerKind.OFFSET, number + 1, number % max(topics, 1) << 6, 1) for number in range(groups)]
+    offsets = [
+        ConsumerRecord(ConsumerKind.OFFSET, number + 1, queue_key(number % max(topics, 1), 0), 1) for number in range(groups)
+    ]
     if offsets:
         consumers = Consumers(store / "consumers", writable=True)
         consumers.write(offsets)

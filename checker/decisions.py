@@ -24,12 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from checker.policy import Policy, effective_immunities_s
+from store.arrays import Array, Bools, Ints
 from store.records import (
     ASK_ROUND_MASK,
     ASK_ROUND_SHIFT,
     OUTSTANDING_BIT,
     STATE_MASK,
-    Array,
     State,
     ask_round_of,
     check_count_of,
@@ -39,9 +39,6 @@ from store.records import (
 #: Rows looked at in one go: small enough for the cache, large enough to hide numpy's cost of a call. Fastest of 2^14 to
 #: 2^18 over 10 million mapped rows.
 CHUNK_ROWS = 1 << 17
-
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 
 
 class Decision(IntEnum):

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from store.arrays import Array, Ints, Words
 from store.records import (
     ASK_ROUND_MASK,
     ASK_ROUND_SHIFT,
@@ -27,7 +28,6 @@ from store.records import (
     OUTSTANDING_BIT,
     STATE_MASK,
     STATE_OF_OP,
-    Array,
     OpKind,
     State,
     check_count_of,
@@ -36,9 +36,6 @@ from store.transitions import EFFECTS, Effect
 
 #: Waves taken as array operations before the rest is handled op by op.
 WAVES_MAX = 32
-
-Ints = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)

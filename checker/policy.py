@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from store.records import CHECK_COUNT_MAX, Array
+from store.arrays import Array
+from store.records import CHECK_COUNT_MAX
 
 #: Times are compared with stored_at_s, 32 bits wide.
 _TIME_MAX_S: Final = 0xFFFF_FFFF

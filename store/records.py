@@ -25,8 +25,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
-
 
 class State(IntEnum):
     """What a row holds. Exits: NONE → PREPARED or QUARANTINED · PREPARED → COMMITTED, ROLLED_BACK, DISCARDED_* ·
@@ -205,11 +203,16 @@ NO_POSITION: Final = -1
 
 
 def pack_position(topic_no: int, queue_id: int, queue_offset: int) -> int:
-    return (topic_no << QUEUE_ID_BITS | queue_id) << QUEUE_OFFSET_BITS | queue_offset
+    packed: int = queue_key(topic_no, queue_id) << QUEUE_OFFSET_BITS | queue_offset
+    return packed
+
+
+def queue_key(topic_no: Any, queue_id: Any) -> Any:
+    return topic_no << QUEUE_ID_BITS | queue_id
 
 
 def queue_key_of(position: Any) -> Any:
-    """The queue of a position: topic_no << 6 | queue_id."""
+    """The queue of a position."""
     return position >> QUEUE_OFFSET_BITS
 
 

@@ -13,10 +13,11 @@ import numpy as np
 
 from checker.decisions import Decision
 from runtime.metrics import BulkHistogram, JobMetrics, KafkaMetrics
+from store.arrays import Array
 from store.guarded_clock import GuardedClock
 from store.job.shard import ShardStore
 from store.job.store import JobStore
-from store.records import STATE_MASK, Array, State
+from store.records import STATE_MASK, State
 from store.tables.redo_log import TOTALS, Marker, RedoLog
 from store.transitions import EFFECTS, REASON_OF_DISCARD, Effect
 from streaming.settlement.settle import Feed, Settled

@@ -23,8 +23,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
 
@@ -37,6 +35,7 @@ from runtime.tracing import Tracer
 from sinks.embedded import EdgeWake
 from sinks.interfaces import Applied, Sink
 from sinks.plugins import load_all
+from store.arrays import Bools
 from store.clock import Rules
 from store.errors import NoRoom
 from store.guarded_clock import GuardedClock
@@ -62,8 +61,6 @@ HEARTBEAT_S: Final = 1.0
 LOOK_S: Final = 1.0
 #: Batches until Java has compiled what a batch needs.
 WARM_UP_BATCHES: Final = 50
-
-Bools = npt.NDArray[np.bool_]
 
 
 class JobService:

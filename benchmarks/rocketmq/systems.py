@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 from benchmarks.rocketmq.processes import Talker, extent_bytes, tree
 from escrow import Api
 from escrow.errors import EscrowError
-from store.io.pages import EDGE_MAGIC, JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
+from store.io.pages import EDGE_MAGIC, EDGE_PUBLISHED, JOB_MAGIC, JOB_PUBLISHED, EdgeSlot, JobSlot, PublishedPage
 from streaming.errors import JobCannotStart
 from streaming.spark.jars import resolve
 from tests.campaigns.chaos.service import Service, until
@@ -279,12 +279,12 @@ class Escrow:
         """Everything in the store of a service that is quiet. Dedup keys lie scattered in their table: 32 bytes for each half.
         Rows are changed in place: a word of 4 bytes for each op that was settled."""
         store = self.root / "data" / "store"
-        halves = PublishedPage(store / "edge.published", EDGE_MAGIC)[EdgeSlot.HALF_END]
+        halves = PublishedPage(store / EDGE_PUBLISHED, EDGE_MAGIC)[EdgeSlot.HALF_END]
         return extent_bytes(store, without=("dedup", "presence")) + 32 * halves + 4 * self.op_cursor()
 
     def op_cursor(self) -> int:
         """How many ops Spark has settled."""
-        return PublishedPage(self.root / "data" / "store" / "job.published", JOB_MAGIC)[JobSlot.OP_CURSOR]
+        return PublishedPage(self.root / "data" / "store" / JOB_PUBLISHED, JOB_MAGIC)[JobSlot.OP_CURSOR]
 
     def stop(self) -> None:
         if self._service is not None:

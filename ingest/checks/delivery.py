@@ -28,7 +28,7 @@ import numpy as np
 from store.edge.store import EdgeStore
 from store.errors import Corrupt, StoreError
 from store.guarded_clock import GuardedClock
-from store.io.pages import JobSlot
+from store.io.pages import JOB_PUBLISHED, JobSlot
 from store.read.readers import LogReader, TopicReader
 from store.records import State, check_count_of, state_of
 from store.tables import delivery_cursors as cursor
@@ -144,7 +144,7 @@ class CheckDelivery:
     def topics(self) -> TopicReader | None:
         """The job's files; None before the first job has opened the store."""
         if self._topics is None:
-            if not (self._store.directory.root / "job.published").exists():
+            if not (self._store.directory.root / JOB_PUBLISHED).exists():
                 return None
             try:
                 self._topics = TopicReader(self._store.directory)

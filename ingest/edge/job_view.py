@@ -14,7 +14,7 @@ from store.directory import StoreDirectory
 from store.edge.store import EdgeStore
 from store.errors import StoreError
 from store.guarded_clock import GuardedClock
-from store.io.pages import JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
+from store.io.pages import JOB_MAGIC, JOB_PUBLISHED, EdgeSlot, JobSlot, PublishedPage
 from store.read.readers import LogReader, TopicReader
 
 #: A job whose last heartbeat is older is called silent.
@@ -79,6 +79,6 @@ def last_time_ms(store: EdgeStore) -> int:
     if heartbeat_ms := store.page[EdgeSlot.HEARTBEAT_MS]:
         return heartbeat_ms
     try:
-        return PublishedPage(store.directory.root / "job.published", JOB_MAGIC)[JobSlot.NOW_MS]
+        return PublishedPage(store.directory.root / JOB_PUBLISHED, JOB_MAGIC)[JobSlot.NOW_MS]
     except StoreError:
         return 0

@@ -16,6 +16,7 @@ from sinks.kafka import contract
 from sinks.kafka.clients import NO_GROUP, bounds_of
 from sinks.kafka.redo import take
 from sinks.kafka.task import Requested, Target
+from store.arrays import Array
 
 #: How long to look for requests. Those that are not found are asked about again, and not counted.
 LOOK_S: Final = 10.0
@@ -24,7 +25,6 @@ ENDS_S: Final = 2.0
 #: A request and its place.
 PLACED: Final = np.dtype([("half_offset", "<i8"), ("partition", "<i4"), ("offset", "<i8")])
 
-Array = np.ndarray[Any, Any]
 #: Partition of the check topic → offset.
 Ends = dict[int, int]
 

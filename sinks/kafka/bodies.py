@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from sinks.kafka import clients, redo
 from sinks.kafka.task import DEADLINE_S
-from store.records import Array
+from store.arrays import Array
 
 #: Offsets that are read along rather than skipped: a seek empties the client's read-ahead.
 GAP_MAX: Final = 256

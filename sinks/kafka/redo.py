@@ -20,8 +20,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from sinks.errors import RedoBroken
 from sinks.kafka import contract
 from sinks.kafka.clients import NO_GROUP, bounds_of
+from store.arrays import Array
 from store.job.undeliverable import Refusal
-from store.records import Array
 from store.tables.redo_log import MARKER, NUMBER_MASK, REDO, Marker, batch_crc, decode_marker, encode_marker
 
 CLAIM, ENTRIES, GROUPS, REFUSED, MARK = b"claim", b"entries", b"groups", b"refused", b"marker"

@@ -26,7 +26,8 @@ from sinks.kafka.reach import RealTopics
 from sinks.kafka.refusals import BEHIND, Held, Known, lane_of
 from sinks.kafka.sender import COMPANY_MAX, Sender
 from sinks.kafka.task import Requested, Task
-from store.records import Array, OpKind, State, Via, check_count_of
+from store.arrays import Array
+from store.records import OpKind, State, Via, check_count_of
 from store.tables.consume_queue import REASON_SHIFT
 from store.tables.redo_log import RedoKind, kinds_of, numbers_of
 from store.transitions import DISCARD_OF_STATE, REASON_OF_DISCARD

@@ -31,7 +31,7 @@ from store.errors import Corrupt, StoreUnusable
 from store.incarnations import INCARNATIONS, Lineage
 from store.io import disk
 from store.io.file_crcs import FileCrcs
-from store.io.pages import EDGE_MAGIC, PAGE_BYTES, EdgeSlot, PublishedPage
+from store.io.pages import EDGE_MAGIC, EDGE_PUBLISHED, PAGE_BYTES, EdgeSlot, PublishedPage
 from store.io.segments import list_segments
 from store.job.checkpoint import read_checkpoint
 from store.job.store import JobStore
@@ -96,7 +96,7 @@ class _Noted:
             checkpoint = disk.read_json(root / EDGE_CHECKPOINT, CHECKPOINT_KEYS) or {}
         except Corrupt:  # the restore finds it all in the log, as the edge would
             checkpoint = {}
-        page = PublishedPage(root / "edge.published", EDGE_MAGIC) if (root / "edge.published").exists() else None
+        page = PublishedPage(root / EDGE_PUBLISHED, EDGE_MAGIC) if (root / EDGE_PUBLISHED).exists() else None
 
         def larger(name: str, slot: int) -> int:
             return max(int(checkpoint.get(name, 0)), 0 if page is None else page[slot])
@@ -173,7 +173,7 @@ def _note_ends(path: Path, manifest: Manifest) -> None:
     page = np.zeros(PAGE_BYTES // 8, "<i8")
     page[0], page[EdgeSlot.LOG_END] = EDGE_MAGIC, manifest.log_end
     page[EdgeSlot.HALF_END], page[EdgeSlot.OP_END] = manifest.half_end or 0, manifest.op_end or 0
-    disk.replace_file(path / "edge.published", page.tobytes(), "published")
+    disk.replace_file(path / EDGE_PUBLISHED, page.tobytes(), "published")
 
 
 def _forget_removed(path: Path, manifest: Manifest) -> None:

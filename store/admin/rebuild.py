@@ -11,6 +11,7 @@ from pathlib import Path
 from store.directory import StoreDirectory
 from store.edge.store import EdgeStore
 from store.errors import NotAStore
+from store.io.pages import EDGE_PUBLISHED
 from store.job.store import JobStore
 from store.progress import Progress, no_progress
 from store.tables.dedup import EVERY_KEY_S
@@ -19,7 +20,7 @@ from store.tables.dedup import EVERY_KEY_S
 def rebuild(path: Path, progress: Progress = no_progress) -> dict[str, object]:
     """Build the derived files of the store in `path` again, in a new generation. Figures of the result."""
     StoreDirectory(path)
-    if not (path / "edge.published").exists():
+    if not (path / EDGE_PUBLISHED).exists():
         raise NotAStore(
             f"{path}: the edge has never been opened here, so nothing was ever stored and there is nothing to rebuild; "
             "in a store that was copied by hand, open the edge once first: it writes edge.published anew"

@@ -12,7 +12,7 @@ from store.directory import StoreDirectory
 from store.edge.recovery import names as names_recovery
 from store.errors import Corrupt, SegmentGone
 from store.io import disk
-from store.io.pages import EDGE_MAGIC, PublishedPage
+from store.io.pages import EDGE_MAGIC, EDGE_PUBLISHED, PublishedPage
 from store.io.prefault import Runway
 from store.progress import Progress
 from store.records import ENTRY
@@ -51,7 +51,7 @@ class EdgeFiles:
         self.op_queue = ConsumeQueue(directory.op_queue(), entries, "op", writable=True)
         self.ends_table = EndsTable(directory.ends(), writable=True)
         self.dedup = Dedup(root / "dedup", dedup_window_s, writable=True)
-        self.page = PublishedPage(root / "edge.published", EDGE_MAGIC, writable=True)
+        self.page = PublishedPage(root / EDGE_PUBLISHED, EDGE_MAGIC, writable=True)
 
     def learn_names_again(self, queue_keys: Iterable[int], progress: Progress) -> None:
         """For recovery: make the dictionary again, because it lacks names that the log has."""

@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from store.arrays import Ints
 from store.directory import StoreDirectory
 from store.edge.append.unflushed import Unflushed
 from store.edge.files import EdgeFiles, EdgeState
@@ -31,7 +32,6 @@ from store.records import State, state_of
 from store.tables.ends import EndsTable
 from store.tables.redo_log import TOTALS
 
-Ints = npt.NDArray[np.int64]
 PIECE: Final = 1 << 18
 #: Of the halves that the job has not read, so many are looked at for their age, oldest first.
 TAIL_HALVES: Final = 65_536

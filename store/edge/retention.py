@@ -8,14 +8,14 @@ from collections.abc import Callable
 import numpy as np
 
 from store.edge.files import EdgeFiles, EdgeState
-from store.io.pages import JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
+from store.io.pages import JOB_MAGIC, JOB_PUBLISHED, EdgeSlot, JobSlot, PublishedPage
 
 
 def retain(files: EdgeFiles, state: EdgeState, lock: threading.Lock, checkpoint: Callable[[], int]) -> dict[str, int]:
     """Delete the files that the job does not need any more. Returns how many were deleted, by directory.
 
     `lock` is the append lock. `checkpoint` writes a checkpoint and returns its log_end."""
-    path = files.directory.root / "job.published"
+    path = files.directory.root / JOB_PUBLISHED
     if not path.exists():
         return {}
     job = PublishedPage(path, JOB_MAGIC)

@@ -20,7 +20,7 @@ from store.errors import Corrupt, IllegalName, InvalidRecord
 from store.inspect.verify.files import Findings, SegmentFiles, map_bytes
 from store.inspect.verify.redo import RedoScan
 from store.io.journal import decode as decode_journal
-from store.io.pages import EdgeSlot, JobSlot
+from store.io.pages import EDGE_PUBLISHED, JOB_PUBLISHED, EdgeSlot, JobSlot
 from store.records import (
     ENTRY,
     NO_POSITION,
@@ -42,16 +42,10 @@ from store.tables.consume_queue import REASON_SHIFT
 from store.tables.frames import Frame, FrameKind
 from store.tables.journals.consumers import decode as decode_consumer
 from store.tables.journals.names import Dictionary
-from store.tables.queue_files import topic_queue_name
+from store.tables.queue_files import NUMBERED_QUEUES, topic_queue_name
 from store.tables.redo_log import KIND_SHIFT, MARKER, NUMBER_MASK, TOTALS, RedoKind
 
 Record = dict[str, object]
-_NUMBERED: Final = {
-    "check": JobSlot.CHECK_END,
-    "proposal": JobSlot.PROPOSAL_END,
-    "discard": JobSlot.DISCARD_END,
-    "quarantine": JobSlot.QUARANTINE_END,
-}
 _REASON_MASK: Final = (1 << REASON_SHIFT) - 1
 _CHUNK: Final = 4096
 
@@ -73,7 +67,7 @@ def dump(path: Path, what: str, topic: str | None = None, start: int = 0, limit:
         "audit": source.audit,
         "consumers": source.consumers,
     }
-    makers |= {name: lambda first, name=name: source.numbered(name, first) for name in _NUMBERED}  # type: ignore[misc]
+    makers |= {name: lambda first, name=name: source.numbered(name, first) for name in NUMBERED_QUEUES}  # type: ignore[misc]
     if what not in makers:
         raise InvalidRecord(f"dump: {what!r} is not one of {', '.join(makers)}")
     records = makers[what](start)
@@ -90,7 +84,7 @@ class _Source:
     def __init__(self, path: Path) -> None:
         self.directory = StoreDirectory(path)
         shape, ignore = self.directory.geometry, Findings()
-        self.edge_page, self.job_page = _page(path / "edge.published"), _page(path / "job.published")
+        self.edge_page, self.job_page = _page(path / EDGE_PUBLISHED), _page(path / JOB_PUBLISHED)
         self.dictionary = Dictionary(path / "dictionary")
         queue_bytes = shape.log_queue_entries_per_file * ENTRY.itemsize
         self.log = SegmentFiles(self.directory.commit_log, shape.commit_log_segment_bytes, ignore)
@@ -294,7 +288,7 @@ class _Source:
 
     def numbered(self, name: str, start: int) -> Iterator[Record]:
         """Check, proposal, discard or quarantine queue."""
-        for number, offset, size, tag in self._entries(self._queue(name), start, int(self.job_page[_NUMBERED[name]])):
+        for number, offset, size, tag in self._entries(self._queue(name), start, int(self.job_page[NUMBERED_QUEUES[name]])):
             record: Record = {"entry": number}
             if name == "quarantine":
                 record |= {"half_offset": tag} if tag >= 0 else {"op_offset": -1 - tag}

@@ -12,20 +12,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from store.directory import StoreDirectory
+from store.directory import EDGE_CHECKPOINT, FORMAT_FILE, JOB_CHECKPOINT, StoreDirectory
 from store.inspect.verify.files import Findings, SegmentFiles, map_bytes, read_checked_json
-from store.io.pages import EdgeSlot, JobSlot
+from store.io.pages import EDGE_PUBLISHED, JOB_PUBLISHED, EdgeSlot, JobSlot
 from store.records import ENTRY, ROW, STATE_MASK, State, topic_of_key
 from store.tables import queue_extents
+from store.tables.delivery_cursors import CURSORS
 from store.tables.journals.names import Dictionary
+from store.tables.queue_files import NUMBERED_QUEUES
 from store.tables.redo_log import TOTALS
 
-NUMBERED: Final = {
-    "check": JobSlot.CHECK_END,
-    "proposal": JobSlot.PROPOSAL_END,
-    "discard": JobSlot.DISCARD_END,
-    "quarantine": JobSlot.QUARANTINE_END,
-}
 _ROWS_AT_ONCE: Final = 1 << 20
 
 
@@ -37,7 +33,7 @@ def stats(path: Path) -> dict[str, object]:
 class _Stats:
     def __init__(self, path: Path) -> None:
         self.directory = StoreDirectory(path)
-        self.edge, self.job = _page(path / "edge.published"), _page(path / "job.published")
+        self.edge, self.job = _page(path / EDGE_PUBLISHED), _page(path / JOB_PUBLISHED)
         self.generation = int(self.job[JobSlot.GENERATION])
         self.root = self.directory.generation(self.generation)
         self.names = Dictionary(path / "dictionary")
@@ -61,7 +57,7 @@ class _Stats:
             "totals": {name: int(job[JobSlot.TOTALS + number]) for number, name in enumerate(TOTALS)},
             "round_no": int(job[JobSlot.ROUND_NO]),
             "now_ms": int(job[JobSlot.NOW_MS]),
-            "queues": {name: int(job[slot]) for name, slot in NUMBERED.items()},
+            "queues": {name: int(job[slot]) for name, slot in NUMBERED_QUEUES.items()},
             "topics": self._topics(),
             "groups": len(self.names.groups),
             "generation": self.generation,
@@ -115,7 +111,7 @@ class _Stats:
             "ends": ([directory.ends()], half_end),
             "redo": ([directory.redo_log()], int(checkpoint.get("redo_end", 0))),
             "statetable": ([self.root / "statetable" / "0"], half_cursor * ROW.itemsize),
-            **{name: ([self.root / name], int(self.job[slot]) * entry) for name, slot in NUMBERED.items()},
+            **{name: ([self.root / name], int(self.job[slot]) * entry) for name, slot in NUMBERED_QUEUES.items()},
         }
         found: dict[str, object] = {name: _measure(places, end) for name, (places, end) in kinds.items()}
         found["topics"] = {**_measure([self.root / "topics"], None), "used_bytes": topics}
@@ -124,7 +120,7 @@ class _Stats:
             "used_bytes": len(self._extents()) * queue_extents.SLOT.itemsize,
         }
         small = ("dictionary", "consumers", "audit", "presence", "dedup")
-        others = ("edge.published", "job.published", "edge.cursors", "edge.checkpoint", "job.checkpoint", "format.json")
+        others = (EDGE_PUBLISHED, JOB_PUBLISHED, CURSORS, EDGE_CHECKPOINT, JOB_CHECKPOINT, FORMAT_FILE)
         found |= {name: _measure([root / name], None) for name in small}
         found["other"] = _measure([root / name for name in others], None)
         return found

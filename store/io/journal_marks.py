@@ -20,9 +20,9 @@ import numpy as np
 
 from store.errors import StoreUnusable
 from store.io import disk
-from store.io.pages import EDGE_MAGIC, PAGE_BYTES
+from store.io.pages import EDGE_MAGIC, EDGE_PUBLISHED, PAGE_BYTES
 
-PAGE: Final = "edge.published"
+PAGE: Final = EDGE_PUBLISHED
 _PAIR: Final = struct.Struct("<qq")
 _SEALED: Final = struct.Struct("<qI")
 _CRC_BITS: Final = 32

@@ -43,6 +43,8 @@ from store.errors import Corrupt
 from store.io import disk
 
 PAGE_BYTES: Final = 4096
+EDGE_PUBLISHED: Final = "edge.published"
+JOB_PUBLISHED: Final = "job.published"
 EDGE_MAGIC: Final = 0x45_44_47_45_E5C0
 JOB_MAGIC: Final = 0x4A_4F_42_E5C0
 

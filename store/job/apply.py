@@ -5,13 +5,12 @@ Values and places are absolute, so a batch may be applied again.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from store.arrays import Array, Ints, last_of_each
 from store.io import disk
-from store.io.arrays import last_of_each
 from store.job.derived import DerivedFiles
 from store.job.retention import Ledger
 from store.read.readers import LogReader
@@ -22,9 +21,6 @@ from store.tables.state_table import StateTable
 
 _ROW_KINDS: Final = np.zeros(256, bool)
 _ROW_KINDS[[int(kind) for kind in RedoKind if kind not in (RedoKind.IMAGE_REST, RedoKind.QUARANTINE_OP, RedoKind.MESSAGE)]] = True
-
-Array = np.ndarray[Any, Any]
-Ints = npt.NDArray[np.int64]
 
 
 class Applier:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from store.arrays import Array, Ints
 from store.errors import BatchBeyondCursor
 from store.records import ROW, State, pack_words, state_of
 from store.tables import redo_log
 from store.tables.consume_queue import REASON_SHIFT
 from store.tables.redo_log import REDO, Marker, RedoKind
 
-Array = np.ndarray[Any, Any]
-Ints = npt.NDArray[np.int64]
 _TOTAL_OF_STATE: Final = {State.DISCARDED_MAX: "discards_max", State.DISCARDED_EXPIRED: "discards_expired"}
 
 

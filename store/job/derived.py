@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from store.directory import StoreDirectory
 from store.io import disk
 from store.job.retention import Ledger
@@ -13,9 +11,6 @@ from store.tables.queue_extents import Catalogue
 from store.tables.queue_files import QueueFiles, topic_queue_name
 from store.tables.redo_log import Marker
 from store.tables.state_table import StateTable
-
-#: Queues whose entries are numbered in the marker; after a rebuild they may begin with holes (size 0).
-NUMBERED_QUEUES: Final = ("check", "proposal", "discard", "quarantine")
 
 
 class DerivedFiles:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from store.job.derived import NUMBERED_QUEUES, DerivedFiles
+from store.job.derived import DerivedFiles
 from store.tables import redo_log
 from store.tables.journals import names
 from store.tables.journals.names import Dictionary
-from store.tables.queue_files import QueueFiles
+from store.tables.queue_files import NUMBERED_QUEUES, QueueFiles
 from store.tables.redo_log import RedoLog
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from store.errors import StoreError
 from store.io.file_crcs import FileCrcs
-from store.job.derived import NUMBERED_QUEUES, DerivedFiles
+from store.job.derived import DerivedFiles
 from store.records import ENTRY, topic_of_key
-from store.tables.queue_files import topic_queue_name
+from store.tables.queue_files import NUMBERED_QUEUES, topic_queue_name
 
 
 class QueueCrcs:

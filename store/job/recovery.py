@@ -27,14 +27,14 @@ from store.io.segments import segment_name
 from store.job import expired_files
 from store.job.apply import Applier
 from store.job.checkpoint import read_checkpoint
-from store.job.derived import NUMBERED_QUEUES, DerivedFiles
+from store.job.derived import DerivedFiles
 from store.job.queue_crcs import QueueCrcs
 from store.job.retention import Ledger
 from store.progress import Progress
 from store.read.readers import LogReader
 from store.records import ENTRY, topic_of_key
 from store.tables import redo_log
-from store.tables.queue_files import topic_queue_name
+from store.tables.queue_files import NUMBERED_QUEUES, topic_queue_name
 from store.tables.redo_log import Marker, RedoLog
 
 Extents = dict[int, tuple[int, int]]

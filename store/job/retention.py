@@ -20,18 +20,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from store.arrays import Ints, distinct
 from store.directory import Geometry
-from store.io.arrays import distinct
 from store.io.pages import EdgeSlot
 from store.read.readers import LogReader
 from store.records import STATE_MASK, State
 from store.tables.consume_queue import EntryQueue
 from store.tables.redo_log import Marker
 from store.tables.state_table import StateTable
-
-Ints = npt.NDArray[np.int64]
 
 
 class Settled(NamedTuple):

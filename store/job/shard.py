@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from store.arrays import Array, Ints
 from store.directory import Geometry, Lock
 from store.errors import Corrupt, NoRoom
 from store.io import disk
@@ -50,9 +50,6 @@ _OPEN: Final = np.array([int(state) for state in (State.PREPARED, State.DISCARDE
 
 #: Rows of one batch that tells old rows again.
 TOLD_AGAIN_ROWS: Final = 1 << 18
-
-Array = np.ndarray[Any, Any]
-Ints = npt.NDArray[np.int64]
 
 
 class ShardStore:

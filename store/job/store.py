@@ -17,7 +17,7 @@ from typing import Final
 
 from store.directory import Geometry, Lock, StoreDirectory
 from store.errors import BatchBeyondCursor, FlushFailed, NoRoom, StoreUnusable
-from store.io.pages import JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
+from store.io.pages import JOB_MAGIC, JOB_PUBLISHED, EdgeSlot, JobSlot, PublishedPage
 from store.job import expired_files
 from store.job.apply import Applier
 from store.job.batch import Batch
@@ -54,7 +54,7 @@ class JobStore:
             self.log = LogReader(self.directory)
             shape = self.directory.geometry
             self.redo = RedoLog(self.directory.redo_log(), shape.redo_entries_per_file, writable=True)
-            self.page = PublishedPage(root / "job.published", JOB_MAGIC, writable=True)
+            self.page = PublishedPage(root / JOB_PUBLISHED, JOB_MAGIC, writable=True)
             self._removed_topics = RemovedTopics(root)
             self._failed: StoreUnusable | None = None
             #: Called when the disk is full. It waits and returns True to try again, or returns False, and the batch fails.

@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from store.arrays import Array
+
 #: Of a message whose order does not matter.
 NO_LANE: Final = 0
-
-Array = np.ndarray[Any, Any]
 
 
 class Refusal(NamedTuple):

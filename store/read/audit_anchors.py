@@ -6,6 +6,7 @@ from pathlib import Path
 
 from store.errors import Corrupt, SegmentGone
 from store.read.readers import LogReader, TopicReader, open_readers
+from store.records import queue_key
 from store.tables.journals.audit import ANCHOR_TOPIC, Head
 
 
@@ -26,7 +27,7 @@ def anchors_of(root: Path) -> list[Head]:
 
 
 def _of_queue(log: LogReader, topics: TopicReader, topic_no: int, queue_id: int) -> list[Head]:
-    begin, end = topics.catalogue.extent(topic_no << 6 | queue_id)
+    begin, end = topics.catalogue.extent(queue_key(topic_no, queue_id))
     _, entries = topics.topic_entries(topic_no, queue_id, begin, end - begin)
     found = []
     for offset, size, _ in entries.tolist():

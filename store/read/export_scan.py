@@ -13,19 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from store.io.arrays import last_of_each
+from store.arrays import Array, last_of_each
 from store.io.pages import EdgeSlot, JobSlot
 from store.properties import KEYS, NO_TEXTS, TAGS, PropertiesOfMany, Texts
 from store.read.readers import CLOCK_SLACK_MS, open_readers
 from store.records import STATE_OF_OP, OpKind, State, check_count_of, state_of
 from store.tables.frames import HALF_HEAD_BYTES
 
-Array = np.ndarray[Any, Any]
 Mask = npt.NDArray[np.bool_]
 Progress = Callable[[int, int, str], None]
 

@@ -15,11 +15,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from store.arrays import Array, Ints, distinct
 from store.directory import StoreDirectory
 from store.errors import Corrupt, NotAStore
-from store.io.arrays import distinct
-from store.io.pages import EDGE_MAGIC, JOB_MAGIC, EdgeSlot, JobSlot, PublishedPage
-from store.records import ASK_ROUND_MASK, HALF, NO_POSITION, OP, OpKind, State, ask_round_of, outstanding_of, state_of
+from store.io.pages import EDGE_MAGIC, EDGE_PUBLISHED, JOB_MAGIC, JOB_PUBLISHED, EdgeSlot, JobSlot, PublishedPage
+from store.records import ASK_ROUND_MASK, HALF, NO_POSITION, OP, OpKind, State, ask_round_of, outstanding_of, queue_key, state_of
 from store.tables.commit_log import CommitLog
 from store.tables.consume_queue import ASKED_TAG, ConsumeQueue, GrowingQueue
 from store.tables.frames import CRC_FROM, HALF_HEAD, MAGIC, OP_HEAD, Frame, FrameKind
@@ -27,9 +27,6 @@ from store.tables.journals.names import Dictionary
 from store.tables.queue_extents import Catalogue
 from store.tables.queue_files import QueueFiles, topic_queue_name
 from store.tables.state_table import StateTable
-
-Array = np.ndarray[Any, Any]
-Ints = npt.NDArray[np.int64]
 
 _HISTORY_ENTRIES: Final = 1 << 20
 #: Wall clocks step back now and then: a scan that begins at a time begins this much earlier.
@@ -46,9 +43,9 @@ class LogReader:
         self.log = CommitLog(directory.commit_log, shape.commit_log_segment_bytes)
         self.half_queue = ConsumeQueue(directory.half_queue(), entries, "half")
         self.op_queue = ConsumeQueue(directory.op_queue(), entries, "op")
-        if not (directory.root / "edge.published").exists():
+        if not (directory.root / EDGE_PUBLISHED).exists():
             raise NotAStore(f"{directory.root}: no edge has ever opened this store; start the edge first")
-        self.page = PublishedPage(directory.root / "edge.published", EDGE_MAGIC)
+        self.page = PublishedPage(directory.root / EDGE_PUBLISHED, EDGE_MAGIC)
 
     def ends(self) -> tuple[int, int]:
         """(half_end, op_end), both flushed. The op end is read first: its ops' halves are then all before the half end."""
@@ -278,7 +275,7 @@ class TopicReader:
 
     def __init__(self, directory: StoreDirectory) -> None:
         self.directory = directory
-        self.page = PublishedPage(directory.root / "job.published", JOB_MAGIC)
+        self.page = PublishedPage(directory.root / JOB_PUBLISHED, JOB_MAGIC)
         self.generation = 0
         self._open()
 
@@ -334,7 +331,7 @@ class TopicReader:
 
     def topic_entries(self, topic_no: int, queue_id: int, first: int, count: int) -> tuple[int, Array]:
         """(number of the first entry, entries) of a topic's queue, at most `count` from `first` on, up to its end."""
-        begin, end = self.catalogue.extent(topic_no << 6 | queue_id)
+        begin, end = self.catalogue.extent(queue_key(topic_no, queue_id))
         first = max(first, begin)
         stop = min(end, first + count)
         return first, self.queue(topic_queue_name(topic_no, queue_id)).read(first, stop)
@@ -343,5 +340,5 @@ class TopicReader:
 def open_readers(root: Path) -> tuple[StoreDirectory, LogReader, TopicReader | None, Dictionary]:
     """Everything there is to read of a store; no TopicReader where no job has ever opened it."""
     directory = StoreDirectory(root)
-    topics = TopicReader(directory) if (root / "job.published").exists() else None
+    topics = TopicReader(directory) if (root / JOB_PUBLISHED).exists() else None
     return directory, LogReader(directory), topics, Dictionary(root / "dictionary")

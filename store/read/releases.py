@@ -17,16 +17,14 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from store.arrays import Ints
 from store.read.readers import LogReader
 from store.records import OpKind
 
 #: Entries of the op queue read at once, and in one call: about half a second.
 _AT_ONCE: Final = 1 << 18
 OPS_MAX: Final = 1 << 24
-
-Ints = npt.NDArray[np.int64]
 
 
 class Range(NamedTuple):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from store.arrays import Ints
 from store.directory import StoreDirectory
-from store.io.arrays import Ints
-from store.io.pages import JobSlot
+from store.io.pages import JOB_PUBLISHED, JobSlot
 from store.read.readers import LogReader, TopicReader
 from store.records import State, state_of
 
@@ -17,7 +17,7 @@ class Rows:
         self._topics: TopicReader | None = None
 
     def topics(self) -> TopicReader | None:
-        if self._topics is None and (self.directory.root / "job.published").exists():
+        if self._topics is None and (self.directory.root / JOB_PUBLISHED).exists():
             self._topics = TopicReader(self.directory)
         if self._topics is None or not self._topics.page[JobSlot.GENERATION]:
             return None

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from store.io.arrays import distinct
+from store.arrays import distinct
 from store.io.growing_files import GrowingFile
 from store.io.segments import SegmentedFile
 from store.records import ENTRY

@@ -15,6 +15,7 @@ from typing import Final
 
 from store.io.pages import PublishedPage
 
+CURSORS: Final = "edge.cursors"
 CURSOR_MAGIC: Final = 0x43_55_52_53_E5C0
 CHECK, PROPOSAL, QUARANTINE, ROUND_START, ROUND_OPS, PROPOSAL_OPS, BOOT = range(1, 8)
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from store.arrays import Ints, distinct
 from store.errors import Corrupt
-from store.io.arrays import Ints, distinct
 from store.io.segments import SegmentedFile, segment_name
 
 SLOT: Final = np.dtype([("key_plus_1", "<i8"), ("begin", "<i8"), ("end", "<i8")])

@@ -11,9 +11,18 @@ from typing import Final
 from store.io import disk
 from store.io.growing_files import GrowingFile
 from store.io.handles import Handles
+from store.io.pages import JobSlot
 from store.records import ENTRY
 from store.tables.consume_queue import GrowingQueue
 
+#: Queues whose entries are numbered in the marker, and the page's slot for their end. After a rebuild they may begin with
+#: holes (size 0).
+NUMBERED_QUEUES: Final = {
+    "check": JobSlot.CHECK_END,
+    "proposal": JobSlot.PROPOSAL_END,
+    "discard": JobSlot.DISCARD_END,
+    "quarantine": JobSlot.QUARANTINE_END,
+}
 #: So many queues are kept in mind (a listing of their directory each): some 30 MB of a writer's memory at most.
 QUEUES_MAX: Final = 65_536
 POINT: Final = "queue"

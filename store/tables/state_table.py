@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from store.io.arrays import distinct
+from store.arrays import Ints, distinct
 from store.io.segments import SegmentedFile
 from store.records import ROW, STATE_MASK, State
 
 Rows = np.ndarray[Any, Any]
-Ints = npt.NDArray[np.int64]
 
 
 class StateTable:

@@ -13,9 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from store.io.arrays import how_many_fit
+from store.arrays import Array, how_many_fit
 from store.job.undeliverable import NO_LANE, Undeliverables
-from store.records import Array
 from store.tables.state_table import StateTable
 
 FIRST_PAUSE_MS: Final = 1_000

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from sinks.kafka import asking, release
 from sinks.kafka.task import SUPERSEDED, Done, Requested, Superseded, Target, Task
-from store.records import Array
+from store.arrays import Array
 
 
 class Executors:

@@ -28,8 +28,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 from confluent_kafka import KafkaException
 from prometheus_client import CollectorRegistry
 from pyspark.sql import DataFrame, SparkSession
@@ -43,6 +41,7 @@ from sinks.kafka import clients, contract, redo
 from sinks.kafka.committed import Lane
 from sinks.kafka.stuck import is_stuck
 from sinks.kafka.task import Target
+from store.arrays import Bools
 from store.clock import Rules
 from store.guarded_clock import GuardedClock
 from store.job.shard import ShardStore
@@ -71,8 +70,6 @@ from streaming.settlement.rounds import Rounds
 LOG: Final = logging.getLogger("escrow.kafka")
 FOLLOW_S: Final = 0.2
 LEASE_LOST: Final = "the lease was lost: "
-
-Bools = npt.NDArray[np.bool_]
 
 
 class KafkaJobService:

@@ -23,11 +23,12 @@ from confluent_kafka import KafkaException
 
 from sinks.kafka import contract, ownership, redo
 from sinks.kafka.task import UNTAKEN, Done, Requested, Superseded, Target, Task
+from store.arrays import Array
 from store.errors import Corrupt, CursorBeyondLog
 from store.job.batch import Batch
 from store.job.shard import ShardStore
 from store.job.undeliverable import Refusal
-from store.records import Array, OpKind, State, Via, state_of
+from store.records import OpKind, State, Via, state_of
 from store.tables.redo_log import Marker, RedoKind, kinds_of, numbers_of
 from store.tables.state_table import StateTable
 from streaming.errors import JobCannotStart, JobError, JobStopped

@@ -17,7 +17,7 @@ from typing import Final
 
 from store.errors import NoRoom
 from store.io import disk
-from store.io.pages import JOB_MAGIC, JobSlot, PublishedPage
+from store.io.pages import JOB_MAGIC, JOB_PUBLISHED, JobSlot, PublishedPage
 
 #: Between two attempts.
 LOOK_S: Final = 1.0
@@ -39,7 +39,7 @@ class Room:
     def __init__(
         self, root: Path, stopping: threading.Event, tell: Callable[[str, bool], None], now_ms: Callable[[], int] = wall_ms
     ) -> None:
-        self._path, self._stopping, self._tell, self._now_ms = root / "job.published", stopping, tell, now_ms
+        self._path, self._stopping, self._tell, self._now_ms = root / JOB_PUBLISHED, stopping, tell, now_ms
         self._page: PublishedPage | None = None
         self.reason = ""
 

@@ -24,10 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from checker.decisions import Decision, Tick
+from store.arrays import Bools
 from store.errors import Corrupt
 from store.io import disk
 from streaming.settlement.settle import Settler
@@ -35,7 +33,6 @@ from streaming.settlement.settle import Settler
 ROUND_FILE: Final = "job.round"
 SLICE_S: Final = 1.0
 
-Bools = npt.NDArray[np.bool_]
 #: now_ms → which groups have a live member, by group_no. None: not known now, and the round waits.
 LiveGroups = Callable[[int], Bools | None]
 

@@ -20,22 +20,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from checker.decisions import Decision, Tick, check_words, count_outstanding, decide
 from checker.matcher import Matched, match, mentioned_halves
 from checker.policy import Policy
+from store.arrays import Array, Bools, Ints, how_many_fit
 from store.errors import BatchBeyondCursor
-from store.io.arrays import how_many_fit
 from store.job.batch import Batch
 from store.read.readers import LogReader
-from store.records import HALF, OP, ROW, Array, OpKind, State, state_of
+from store.records import HALF, OP, ROW, OpKind, State, state_of
 from store.tables.redo_log import Marker
 from store.tables.state_table import StateTable
 from store.transitions import DISCARD_OF_STATE, Effect
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 #: Rows decided between two flushes of a round: about 50 ms of work.
 ROUND_PART_ROWS: Final = 1 << 18

@@ -18,7 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from store.records import HALF, OP, Array
+from store.arrays import Array
+from store.records import HALF, OP
 from streaming.settlement.settle import Feed
 
 CHUNK_RECORDS: Final = 65_536

@@ -29,7 +29,7 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from store.directory import StoreDirectory
-from store.io.pages import JOB_MAGIC, JobSlot, PublishedPage
+from store.io.pages import JOB_MAGIC, JOB_PUBLISHED, JobSlot, PublishedPage
 from store.io.wakeup import JOB_WAKE, Sleeper
 from store.read.readers import LogReader
 from streaming.settlement.settle import Feed, read_feed
@@ -91,7 +91,7 @@ class EscrowReader(SimpleDataSourceStreamReader):
         self._start: Offset = {"half": int(options["half"]), "op": int(options["op"]), "tick": 0}
         self._records_max = int(options["records_max"])
         self._log = LogReader(StoreDirectory(root))
-        self._job = PublishedPage(root / "job.published", JOB_MAGIC)
+        self._job = PublishedPage(root / JOB_PUBLISHED, JOB_MAGIC)
         self._sleeper: Sleeper | None = None
         self._wake_path = root / JOB_WAKE
         self._parent = os.getppid()

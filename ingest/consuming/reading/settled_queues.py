@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from store.arrays import Bools, Ints
 from store.directory import StoreDirectory
 from store.errors import StoreError
-from store.io.pages import JobSlot, PublishedPage
+from store.io.pages import JOB_PUBLISHED, JobSlot, PublishedPage
 from store.read.readers import TopicReader
 from store.records import State, state_of, topic_of_key
 from store.tables import delivery_cursors
@@ -25,9 +25,6 @@ from store.tables.queue_files import topic_queue_name
 _NOTHING: Final = (0, 0)
 _DISCARDED: Final = (int(State.DISCARDED_MAX), int(State.DISCARDED_EXPIRED))
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-
 
 class Settled:
     """Follows the job's files. Lives in the event loop."""
@@ -35,7 +32,7 @@ class Settled:
     def __init__(self, directory: StoreDirectory, cursors: Cursors, boot: int) -> None:
         self._directory, self._cursors, self._boot = directory, cursors, boot
         self._topics: TopicReader | None = None
-        self._page_path = directory.root / "job.published"
+        self._page_path = directory.root / JOB_PUBLISHED
         self._whole = False
         self._first_signs: tuple[int, ...] | None = None
         # Where no job has been yet, whatever one makes is of this boot.

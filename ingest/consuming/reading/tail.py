@@ -21,11 +21,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingest.consuming.reading.settled_queues import Settled
+from store.arrays import Array, Ints, distinct
 from store.errors import Corrupt, StoreError
-from store.io.arrays import distinct
 from store.read.readers import LogReader
 from store.records import ENTRY, QUEUE_ID_BITS, OpKind, queue_key_of, queue_offset_of
 from store.tables.frames import Frame, FrameKind
@@ -35,8 +34,6 @@ OPS_MAX: Final = 262_144
 OPS_AT_ONCE: Final = 1_024
 _MESSAGES: Final = frozenset({FrameKind.HALF, FrameKind.MESSAGE})
 
-Array = np.ndarray[Any, Any]
-Ints = npt.NDArray[np.int64]
 Entry = tuple[int, int, int]
 
 

@@ -37,12 +37,14 @@ def check_clock(settings: Settings) -> Iterator[Finding]:
 
 
 def _behind_last_batch_s(settings: Settings) -> float:
-    page = settings.store_dir / "job.published"
-    if importlib.util.find_spec("numpy") is None or not page.exists():
+    if importlib.util.find_spec("numpy") is None:
         return 0.0
     from store.errors import StoreError
-    from store.io.pages import JOB_MAGIC, JobSlot, PublishedPage
+    from store.io.pages import JOB_MAGIC, JOB_PUBLISHED, JobSlot, PublishedPage
 
+    page = settings.store_dir / JOB_PUBLISHED
+    if not page.exists():
+        return 0.0
     try:
         return PublishedPage(page, JOB_MAGIC)[JobSlot.NOW_MS] / 1000 - time.time()
     except (StoreError, OSError):

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from store.io.arrays import Array, Ints
+from store.arrays import Array, Ints
 
 #: What the columns keep of a key to search texts in. A whole key is found by its hash, however long it is.
 KEY_BYTES: Final = 256

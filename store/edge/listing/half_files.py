@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from store.arrays import Array, Ints
 from store.directory import StoreDirectory
 from store.edge.listing.columns import Columns, with_keys
 from store.edge.listing.wanted import among
-from store.io.arrays import Array, Ints
 from store.io.pages import EdgeSlot
 from store.properties import KEYS, PropertyFinder, encode_route
 from store.read.rows import Rows

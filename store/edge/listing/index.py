@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
+from store.arrays import Array
 from store.edge.listing.columns import Columns
 from store.edge.listing.half_files import HalfFiles, spans
 from store.edge.listing.wanted import IN_DOUBT, among
-from store.io.arrays import Array
 from store.records import State, state_of
 
 #: Rows in one piece.

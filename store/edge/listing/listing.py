@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from store.arrays import Ints
 from store.directory import StoreDirectory
 from store.edge.listing.columns import Columns
 from store.edge.listing.half_files import HalfFiles, spans
@@ -15,7 +16,6 @@ from store.edge.listing.matching import Matcher
 from store.edge.listing.shown import Shown
 from store.edge.listing.summary import Summary
 from store.edge.listing.wanted import IN_DOUBT, Filter, Wanted, resolve
-from store.io.arrays import Ints
 from store.read.readers import CLOCK_SLACK_MS
 from store.tables.journals.names import Dictionary
 

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
+from store.arrays import Array, Ints
 from store.edge.listing.columns import SEPARATOR, Columns, hits, key_hash
 from store.edge.listing.half_files import HalfFiles
 from store.edge.listing.wanted import Filter, among, within_attempts
-from store.io.arrays import Array, Ints
 from store.records import check_count_of
 
 #: Keys of up to this many rows are searched one by one.

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
+from store.arrays import Ints
 from store.edge.listing.half_files import HalfFiles
 from store.errors import Corrupt
-from store.io.arrays import Ints
 from store.io.pages import JobSlot
 from store.records import OpKind, check_count_of
 from store.tables.frames import Frame

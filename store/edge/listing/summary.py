@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from store.arrays import Ints
 from store.edge.listing.columns import Columns
 from store.edge.listing.half_files import HalfFiles
 from store.edge.listing.wanted import DISCARDED, among
-from store.io.arrays import Ints
 from store.records import State, state_of
 
 

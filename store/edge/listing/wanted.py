@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from store.io.arrays import Array
+from store.arrays import Array
 from store.records import State
 from store.tables.journals.names import Dictionary
 

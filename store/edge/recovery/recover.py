@@ -29,7 +29,7 @@ from store.io import disk
 from store.io.pages import EdgeSlot
 from store.progress import Progress
 from store.properties import DEDUP_KEY, PropertyFinder
-from store.records import ENTRY, NO_POSITION, QUEUE_ID_BITS, OpKind, queue_key_of, queue_offset_of
+from store.records import ENTRY, NO_POSITION, OpKind, queue_key, queue_key_of, queue_offset_of
 from store.tables import frames
 from store.tables.consume_queue import ASKED_TAG, ConsumeQueue
 from store.tables.dedup import Known, digest_of
@@ -370,13 +370,13 @@ class _Replay:
         if self._lost_ops:  # also in queues of which nothing else is left
             for topic_no, queues in enumerate(self._files.dictionary.queues):
                 for queue_id in range(queues):
-                    places.setdefault(topic_no << QUEUE_ID_BITS | queue_id, 0)
+                    places.setdefault(queue_key(topic_no, queue_id), 0)
         for op_offset in (number for lost in self._lost_ops for number in lost):
             half_offset = self._files.op_queue.entry(op_offset)[2]
             if 0 <= half_offset < self._state.half_end:
                 with contextlib.suppress(Corrupt, IndexError):
                     half = self._files.read_half(half_offset).fields
-                    places.setdefault(half["topic_no"] << QUEUE_ID_BITS | half["queue_id"], 0)
+                    places.setdefault(queue_key(half["topic_no"], half["queue_id"]), 0)
         for key in places:
             places[key] += sum(map(len, self._lost_ops))
 

@@ -6,11 +6,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from store.arrays import Array, Ints
 from store.directory import EDGE_CHECKPOINT, StoreDirectory
-from store.inspect.verify.files import Array, Findings, Ints, SegmentFiles, map_bytes, read_checked_json, slots_of
+from store.inspect.verify.files import Findings, SegmentFiles, map_bytes, read_checked_json, slots_of
 from store.inspect.verify.journals import check_journal
 from store.inspect.verify.names import CheckedNames
-from store.io.pages import EDGE_MAGIC, EdgeSlot
+from store.io.pages import EDGE_MAGIC, EDGE_PUBLISHED, EdgeSlot
 from store.records import ENTRY
 from store.tables import ends
 from store.tables.frames import HALF_HEAD, HEAD, MAGIC, FrameKind
@@ -31,7 +32,7 @@ class EdgeFiles:
     def __init__(self, directory: StoreDirectory, findings: Findings, quick: bool) -> None:
         self.directory, self.findings, self.quick = directory, findings, quick
         shape, root = directory.geometry, directory.root
-        self.page_path, self.checkpoint_path = root / "edge.published", root / EDGE_CHECKPOINT
+        self.page_path, self.checkpoint_path = root / EDGE_PUBLISHED, root / EDGE_CHECKPOINT
         self.checkpoint = self._read_checkpoint()
         self.clean = bool(self.checkpoint and self.checkpoint["clean"])
         self.op_end, self.half_end, self.log_end = self._read_page()

@@ -19,11 +19,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from store.arrays import Array, Ints
 from store.io.disk import TEMPORARY_SUFFIX
 from store.io.segments import NAME_DIGITS, segment_name
 
-Array = np.ndarray[Any, Any]
-Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 #: Problems named one by one in each file; the others are counted.

@@ -12,10 +12,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from store.arrays import Ints
 from store.directory import JOB_CHECKPOINT, StoreDirectory
-from store.inspect.verify.files import Findings, Ints, SegmentFiles, list_directory, map_bytes, read_checked_json, slots_of
+from store.inspect.verify.files import Findings, SegmentFiles, list_directory, map_bytes, read_checked_json, slots_of
 from store.inspect.verify.redo import RedoScan, Replay
-from store.io.pages import JOB_MAGIC, JobSlot
+from store.io.pages import JOB_MAGIC, JOB_PUBLISHED, JobSlot
 from store.records import ENTRY, ROW, STATE_MASK, State
 from store.tables import queue_extents
 from store.tables.queue_extents import SLOT
@@ -44,7 +45,7 @@ class JobFiles:
     def __init__(self, directory: StoreDirectory, findings: Findings) -> None:
         self.directory, self.findings = directory, findings
         self.geometry = directory.geometry
-        self.page_path, self.checkpoint_path = directory.root / "job.published", directory.root / JOB_CHECKPOINT
+        self.page_path, self.checkpoint_path = directory.root / JOB_PUBLISHED, directory.root / JOB_CHECKPOINT
         self.present = directory.transaction.exists() or self.page_path.exists() or self.checkpoint_path.exists()
         self.clean = False
         self.replay: Replay | None = None

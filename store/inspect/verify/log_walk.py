@@ -9,7 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from store.inspect.verify.files import Ints, SegmentFiles
+from store.arrays import Ints
+from store.inspect.verify.files import SegmentFiles
 from store.tables import frames
 from store.tables.frames import HEAD, MAGIC, FrameKind
 

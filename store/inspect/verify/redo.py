@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from store.inspect.verify.files import Array, Ints, SegmentFiles
+from store.arrays import Array, Ints
+from store.inspect.verify.files import SegmentFiles
 from store.records import ROW, STATE_MASK, State
 from store.tables.redo_log import KIND_SHIFT, MARKER, MARKER_ENTRIES, MARKER_KIND, NUMBER_MASK, REDO, TOTALS, RedoKind
 
@@ -35,6 +36,14 @@ _STATE_OF_KIND: Final = {
     RedoKind.PROPOSE: State.PREPARED,
     RedoKind.QUARANTINE: State.QUARANTINED,
 }
+_KIND_OF_QUEUE: Final = {
+    "check": RedoKind.CHECK,
+    "proposal": RedoKind.PROPOSE,
+    "discard": RedoKind.DISCARD,
+    "quarantine": RedoKind.QUARANTINE,
+}
+#: Queues whose places carry the reason of a discard.
+_WITH_REASON: Final = frozenset({"proposal", "discard"})
 _WINDOW_ENTRIES: Final = 1 << 20
 _NUMBER_BITS: Final = (1 << KIND_SHIFT) - 1
 
@@ -155,7 +164,7 @@ class Replay:
         count = max(0, self.half_cursor - row_begin)
         self.rows = np.zeros(count, ROW)
         self.imaged, self.resumed = np.zeros(count, bool), np.zeros(count, bool)
-        self.places = {name: Places() for name in ("check", "proposal", "discard", "quarantine")}
+        self.places = {name: Places() for name in _KIND_OF_QUEUE}
         self._released: list[tuple[Ints, Ints, Any, Ints]] = []
         self._queued: dict[str, list[tuple[Ints, Ints, Ints, Any]]] = {name: [] for name in self.places}
         self._before = np.zeros(1, MARKER)
@@ -299,15 +308,15 @@ class Replay:
         released = (kinds == RedoKind.RELEASE) | (kinds == RedoKind.HOLE) | (kinds == RedoKind.MESSAGE)
         if released.any():
             self._released.append((entries["position"][released], numbers[released], kinds[released], slots[released]))
-        for name, kind in (("check", 6), ("proposal", 7), ("discard", 8), ("quarantine", 9)):
+        for name, kind in _KIND_OF_QUEUE.items():
             chosen = (kinds == kind) | ((kinds == RedoKind.QUARANTINE_OP) if kind == RedoKind.QUARANTINE else False)
             if not chosen.any():
                 continue
             position = entries["position"][chosen]
-            places = position & _NUMBER_BITS if name in ("proposal", "discard") else position
-            states = position >> KIND_SHIFT if name in ("proposal", "discard") else np.zeros(len(position), np.int64)
+            places = position & _NUMBER_BITS if name in _WITH_REASON else position
+            states = position >> KIND_SHIFT if name in _WITH_REASON else np.zeros(len(position), np.int64)
             self._queued[name].append((places, numbers[chosen], states, kinds[chosen] == RedoKind.QUARANTINE_OP))
-            if name in ("proposal", "discard"):
+            if name in _WITH_REASON:
                 bad = ~np.isin(states, (State.DISCARDED_MAX, State.DISCARDED_EXPIRED))
                 self._wrong(slots[chosen], bad, 19, "a reason that is no discard")
 

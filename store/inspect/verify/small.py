@@ -21,10 +21,10 @@ from store.inspect.verify.log_walk import LogWalk
 from store.io import disk, journal, journal_marks
 from store.io.segments import NAME_DIGITS
 from store.properties import DEDUP_KEY, PropertyFinder
-from store.records import ENTRY
+from store.records import ENTRY, topic_of_key
 from store.tables import dedup
 from store.tables.dedup import SLOT, SLOT_DTYPE, digest_of
-from store.tables.delivery_cursors import CURSOR_MAGIC
+from store.tables.delivery_cursors import CURSOR_MAGIC, CURSORS
 from store.tables.frames import HALF_HEAD
 from store.tables.journals import audit, consumers
 from store.tables.journals.audit import AuditRecord, hash_of
@@ -41,7 +41,7 @@ def check_small_files(directory: StoreDirectory, edge: EdgeFiles, walk: LogWalk,
     root = directory.root
     for path, slot in ((root / consumers.NAME, consumers.MARK_SLOT), (root / audit.NAME, audit.MARK_SLOT)):
         _check_mark(path, slot, edge, findings)
-    _check_cursors(root / "edge.cursors", job, findings)
+    _check_cursors(root / CURSORS, job, findings)
     _check_consumers(root / "consumers", edge, findings)
     _check_audit(root / "audit", edge, findings)
     _check_presence(root / "presence", edge, findings)
@@ -111,7 +111,7 @@ def _check_consumers(path: Path, edge: EdgeFiles, findings: Findings) -> None:
         except (struct.error, ValueError) as error:
             findings.add(path, at, f"not a consumer's record: {error}")
             continue
-        topic_no, queue_id = record.queue_key >> 6, record.queue_key & 63
+        topic_no, queue_id = topic_of_key(record.queue_key)
         edition = edge.editions[topic_no] if 0 <= topic_no < len(edge.editions) else 0
         if record.edition > edition or record.queue_offset < 0 or (record.kind != ConsumerKind.RECEIPT and record.visible_at_ms):
             findings.add(path, at, "a record that no writer makes")

@@ -27,7 +27,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from store.directory import FORMAT_FILE, StoreDirectory, format_of
+from store.directory import EDGE_CHECKPOINT, FORMAT_FILE, JOB_CHECKPOINT, StoreDirectory, format_of
 from store.errors import Corrupt
 from store.incarnations import INCARNATIONS
 from store.inspect.verify.edge.side import EdgeSide
@@ -37,14 +37,16 @@ from store.inspect.verify.job.side import check_derived
 from store.inspect.verify.job_files import JobFiles
 from store.inspect.verify.log_walk import LogWalk
 from store.inspect.verify.small import check_small_files
+from store.io.pages import EDGE_PUBLISHED, JOB_PUBLISHED
 from store.io.wakeup import EDGE_WAKE, JOB_WAKE
+from store.tables.delivery_cursors import CURSORS
 
 __all__ = ["Problem", "Report", "verify"]
 
 ROOT_NAMES: Final = (
     FORMAT_FILE,
     *("make.lock", "edge.lock", "job.lock"),
-    *("edge.published", "job.published", "edge.checkpoint", "job.checkpoint", "edge.cursors", "job.round"),
+    *(EDGE_PUBLISHED, JOB_PUBLISHED, EDGE_CHECKPOINT, JOB_CHECKPOINT, CURSORS, "job.round"),
     *("dictionary", "consumers", "audit", "presence", "dedup", INCARNATIONS),
     *(JOB_WAKE, EDGE_WAKE),
     *("commitlog", "half", "op", "ends", "transaction", "lost+found"),

@@ -11,7 +11,7 @@ import numpy as np
 
 from sinks.kafka import asking
 from sinks.kafka.task import Requested, Target
-from store.records import Array
+from store.arrays import Array
 
 LOG: Final = logging.getLogger("escrow.kafka")
 THREADS: Final = 8

@@ -19,19 +19,18 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from sinks.kafka.clients import Connection
 from sinks.kafka.committed import CommittedReader, Lane, Unanswered
+from store.arrays import Array, Ints
 
 LOG: Final = logging.getLogger("escrow.kafka")
 LOOK_EVERY_S: Final = 0.5
 
-Array = np.ndarray[Any, Any]
-Ints = npt.NDArray[np.int64]
 #: Lane → the offset that the group has committed there; -1: none. A lane that is not in it is not known.
 Committed = Mapping[Lane, int]
 
@@ -66,7 +65,7 @@ class Requests:
         while self._found:
             groups, placed = self._found.popleft()
             self._sought.difference_update(groups)
-            for half_offset, partition, offset in zip(*(placed[name].tolist() for name in placed.dtype.names), strict=True):
+            for half_offset, partition, offset in zip(*(placed[name].tolist() for name in placed.dtype.names or ()), strict=True):
                 lane = groups[half_offset], partition
                 waiting = self._waiting.setdefault(lane, {})
                 waiting[half_offset] = max(offset, waiting.get(half_offset, offset))

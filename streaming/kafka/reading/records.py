@@ -23,7 +23,6 @@ from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -32,7 +31,8 @@ from pyspark.sql import functions as F
 from sinks.kafka import contract
 from sinks.kafka.contract import ASKED_PER_RECORD
 from sinks.kafka.gc_pause import no_collector
-from store.records import HALF, OP, Array, OpKind, parse_immunity_s
+from store.arrays import Array, Ints
+from store.records import HALF, OP, OpKind, parse_immunity_s
 
 SCHEMA: Final = "kind tinyint, partition int, names binary, payload binary"
 ARROW: Final = pa.schema([("kind", pa.int8()), ("partition", pa.int32()), ("names", pa.binary()), ("payload", pa.binary())])
@@ -54,7 +54,6 @@ READ: Final = (contract.GROUP, contract.TOPIC, contract.IMMUNITY, contract.OP, c
 #: Of the value of an ASKED: as many offsets as the job puts into one.
 ASKED_MAX_BYTES: Final = 8 * ASKED_PER_RECORD
 
-Ints = npt.NDArray[np.int64]
 #: topic → partition → offset
 Offsets = Mapping[str, Mapping[int, int]]
 

@@ -6,11 +6,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from store.arrays import Array, Ints
 from store.inspect.verify.edge.halves import Halves
 from store.inspect.verify.edge.log_queues import front_before_log
 from store.inspect.verify.edge.suspects import SuspectOps
 from store.inspect.verify.edge_files import EdgeFiles
-from store.inspect.verify.files import Array, Findings, Ints, SegmentFiles
+from store.inspect.verify.files import Findings, SegmentFiles
 from store.inspect.verify.job_files import JobFiles
 from store.inspect.verify.log_walk import LogWalk
 from store.records import ENTRY, STATE_MASK, OpKind, State

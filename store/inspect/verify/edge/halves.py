@@ -6,14 +6,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from store.arrays import Array, Ints
 from store.inspect.verify.edge.log_order import NumberOrder
 from store.inspect.verify.edge.log_queues import check_entries_left, compare_queue
 from store.inspect.verify.edge.messages import MessageFrames
 from store.inspect.verify.edge_files import EdgeFiles
-from store.inspect.verify.files import Array, Ints
 from store.inspect.verify.job_files import JobFiles
 from store.inspect.verify.log_walk import LogWalk
-from store.records import IMMUNITY_MAX_S, NO_POSITION, STATE_MASK, State, immunity_of
+from store.records import IMMUNITY_MAX_S, NO_POSITION, STATE_MASK, State, immunity_of, queue_key
 from store.tables import frames
 
 _UNSEEN: Final = -2
@@ -46,7 +46,7 @@ class Halves:
         edge.log.add_where(offsets, heads["sys_flag"] != frames.SYS_FLAG_PREPARED, 58, "a half without the PREPARED flag")
         inside = (numbers >= edge.half_begin) & (numbers < edge.half_end)
         at = numbers[inside] - edge.half_begin
-        self.key[at] = heads["topic_no"][inside] << 6 | heads["queue_id"][inside]
+        self.key[at] = queue_key(heads["topic_no"][inside], heads["queue_id"][inside])
         self.group[at] = heads["group_no"][inside]
         compare_queue(edge.half_queue, "half", offsets[inside], heads[inside], heads["tags_code"][inside])
         self._compare_rows(offsets, heads)

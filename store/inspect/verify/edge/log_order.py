@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from store.inspect.verify.files import Array, Ints
+from store.arrays import Array, Ints
 from store.inspect.verify.log_walk import LogWalk
 from store.records import queue_key_of, queue_offset_of
 

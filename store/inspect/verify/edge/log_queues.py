@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from store.inspect.verify.files import Array, Ints, SegmentFiles
+from store.arrays import Array, Ints
+from store.inspect.verify.files import SegmentFiles
 from store.inspect.verify.log_walk import LogWalk
 from store.records import ENTRY
 

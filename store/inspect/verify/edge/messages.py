@@ -6,8 +6,8 @@ from typing import Final
 
 import numpy as np
 
+from store.arrays import Array, Ints
 from store.inspect.verify.edge_files import EdgeFiles
-from store.inspect.verify.files import Array, Ints
 from store.properties import PGROUP, REAL_TOPIC, TAGS, PropertyFinder, decode_properties, encode_properties, tags_code
 from store.tables.frames import HALF_HEAD
 

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from store.arrays import Array, Ints
 from store.inspect.verify.edge.ends import EndsReplay
 from store.inspect.verify.edge.halves import Halves
 from store.inspect.verify.edge.log_order import NumberOrder, PlaceOrder
@@ -14,9 +15,8 @@ from store.inspect.verify.edge.log_queues import check_entries_left, compare_que
 from store.inspect.verify.edge.messages import MessageFrames
 from store.inspect.verify.edge.releases import Releases
 from store.inspect.verify.edge_files import EdgeFiles
-from store.inspect.verify.files import Array, Ints
 from store.inspect.verify.log_walk import LogWalk
-from store.records import NO_POSITION, OpKind, Via, queue_key_of
+from store.records import NO_POSITION, OpKind, Via, queue_key, queue_key_of
 from store.tables.frames import HALF_HEAD, OP_HEAD, FrameKind
 
 _ASKED_TAG: Final = -2
@@ -47,7 +47,7 @@ class Ops:
         if of_message.any():
             messages = edge.gather(offsets[of_message], HALF_HEAD)
             self._messages.check(offsets[of_message], messages)
-            keys = messages["topic_no"].astype(np.int64) << 6 | messages["queue_id"]
+            keys = queue_key(messages["topic_no"].astype(np.int64), messages["queue_id"])
             edge.log.add_where(
                 offsets[of_message], queue_key_of(messages["position"]) != keys, 112, "a message with another queue's place"
             )

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from store.arrays import Ints
 from store.inspect.verify.edge.suspects import SuspectOps
 from store.inspect.verify.edge_files import EdgeFiles
-from store.inspect.verify.files import Ints
 from store.inspect.verify.job_files import JobFiles
 from store.inspect.verify.log_walk import LogWalk
 from store.io.pages import JobSlot

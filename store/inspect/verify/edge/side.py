@@ -7,6 +7,7 @@ nothing behind them is judged. An exit in order leaves the checkpoint `clean`; t
 
 from __future__ import annotations
 
+from store.arrays import Ints
 from store.inspect.verify.edge.ends import EndsReplay
 from store.inspect.verify.edge.halves import Halves
 from store.inspect.verify.edge.log_order import BatchOrder, NumberOrder, PlaceOrder
@@ -14,7 +15,6 @@ from store.inspect.verify.edge.ops import Ops
 from store.inspect.verify.edge.releases import Releases
 from store.inspect.verify.edge.suspects import SuspectOps
 from store.inspect.verify.edge_files import EdgeFiles
-from store.inspect.verify.files import Ints
 from store.inspect.verify.job_files import JobFiles
 from store.inspect.verify.log_walk import LogWalk
 from store.io.pages import EdgeSlot

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from store.inspect.verify.files import Findings, check_names, list_directory
-from store.inspect.verify.job.numbered_queues import NUMBERED
 from store.inspect.verify.job_files import JobFiles
 from store.records import topic_of_key
+from store.tables.queue_files import NUMBERED_QUEUES
 
-GENERATION_NAMES: Final = ("statetable", "topics", *NUMBERED, "catalogue")
+GENERATION_NAMES: Final = ("statetable", "topics", *NUMBERED_QUEUES, "catalogue")
 
 
 def check_directories(job: JobFiles) -> None:

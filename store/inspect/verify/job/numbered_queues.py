@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
+from store.arrays import Array
 from store.inspect.verify.edge_files import EdgeFiles
-from store.inspect.verify.files import Array, SegmentFiles
+from store.inspect.verify.files import SegmentFiles
 from store.inspect.verify.job.placed import op_entries, rows_of
 from store.inspect.verify.job_files import JobFiles
 from store.inspect.verify.redo import Replay
 from store.records import ENTRY
 from store.tables.consume_queue import REASON_SHIFT
-
-NUMBERED: Final = ("check", "proposal", "discard", "quarantine")
 
 
 def compare_numbered(name: str, job: JobFiles, replay: Replay, edge: EdgeFiles) -> None:

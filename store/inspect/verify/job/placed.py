@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from store.arrays import Array, Ints
 from store.inspect.verify.edge_files import EdgeFiles
-from store.inspect.verify.files import Array, Ints
 from store.inspect.verify.redo import Replay
 from store.records import ENTRY, ROW
 

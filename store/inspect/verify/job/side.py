@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from store.inspect.verify.edge_files import EdgeFiles
 from store.inspect.verify.job.directories import check_directories
-from store.inspect.verify.job.numbered_queues import NUMBERED, compare_numbered
+from store.inspect.verify.job.numbered_queues import compare_numbered
 from store.inspect.verify.job.state_table import StateRows
 from store.inspect.verify.job.topic_queues import TopicQueues
 from store.inspect.verify.job_files import JobFiles
+from store.tables.queue_files import NUMBERED_QUEUES
 
 
 def check_derived(job: JobFiles, edge: EdgeFiles) -> dict[str, object]:
@@ -20,7 +21,7 @@ def check_derived(job: JobFiles, edge: EdgeFiles) -> dict[str, object]:
     rows = StateRows(job, job.replay, edge)
     pending = rows.check_pending()
     rows.compare()
-    for name in NUMBERED:
+    for name in NUMBERED_QUEUES:
         compare_numbered(name, job, job.replay, edge)
     entries = TopicQueues(job, job.replay, edge).compare()
     check_directories(job)

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from store.arrays import Ints
 from store.inspect.verify.edge_files import EdgeFiles
-from store.inspect.verify.files import Findings, Ints, SegmentFiles
+from store.inspect.verify.files import Findings, SegmentFiles
 from store.inspect.verify.job_files import JobFiles
 from store.inspect.verify.redo import RedoScan, Replay, marker_pending
 from store.records import ROW

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from store.arrays import Array, Ints
 from store.inspect.verify.edge_files import EdgeFiles
-from store.inspect.verify.files import Array, Ints, SegmentFiles
+from store.inspect.verify.files import SegmentFiles
 from store.inspect.verify.job.placed import op_entries, rows_of
 from store.inspect.verify.job_files import JobFiles
 from store.inspect.verify.redo import Replay

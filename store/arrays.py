@@ -1,4 +1,4 @@
-"""Small operations on columns that numpy has no fast form of."""
+"""Columns: what their types are called, and small operations that numpy has no fast form of."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint32]
 
 
 def distinct(values: npt.NDArray[Any]) -> list[int]:
