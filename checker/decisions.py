@@ -82,13 +82,8 @@ class Decisions:
     index: Ints  # positions in the given rows, ascending
     decision: npt.NDArray[np.uint8]  # CHECK, DISCARD_MAX or DISCARD_EXPIRED for each of `index`
     counts: Ints  # rows by Decision; their sum is the number of PREPARED rows
-    held_by_group: Ints  # by group_no; the last element counts rows of groups beyond `live`
     outstanding_by_group: Ints  # after these decisions; hand it to the call for the next rows of the same table
     looked: bool = True  # False: standby or ops not caught up, so all rows wait and none was even read
-
-    def index_of(self, decision: Decision) -> Ints:
-        """Positions with that decision, ascending."""
-        return np.compress(self.decision == int(decision), self.index)
 
 
 #: The members as plain ints: comparing an array with an IntEnum makes numpy probe the enum's attributes every time.
@@ -118,34 +113,14 @@ def decide(rows: Array, policy: Policy, live: Bools, tick: Tick, outstanding_by_
         return _all_wait(live, outstanding_by_group)
     this = _begin(policy, tick, live, outstanding_by_group)
     counts = np.zeros(len(Decision), np.int64)
-    held = np.zeros(len(this.live), np.int64)
     indexes, decisions = [np.empty(0, np.int64)], [np.empty(0, np.uint8)]
-    for position, slot, code in _decided_chunks(np.asarray(rows), this):
+    for position, code in _decided_chunks(np.asarray(rows), this):
         counts += [np.count_nonzero(code == decision) for decision in range(len(Decision))]
-        if counts[_HOLD] and (is_held := code == _HOLD).any():
-            held += np.bincount(slot[is_held], minlength=len(held))
         acting = code >= _CHECK
         indexes.append(position[acting])
         decisions.append(code[acting])
-    decided = Decisions(np.concatenate(indexes), np.concatenate(decisions), counts, held, this.outstanding[:-1])
+    decided = Decisions(np.concatenate(indexes), np.concatenate(decisions), counts, this.outstanding[:-1])
     return decided if this.found is None else _make_room(decided, rows, this, this.found)
-
-
-def decide_every(
-    rows: Array, policy: Policy, live: Bools, tick: Tick, outstanding_by_group: Ints | None = None
-) -> tuple[Ints, npt.NDArray[np.uint8]]:
-    """(position, decision) of every PREPARED row, the waiting and held ones too: to explain, not to act."""
-    if outstanding_by_group is None:
-        outstanding_by_group = count_outstanding(rows, tick.round_no, len(live))
-    this = _begin(policy, tick, live, outstanding_by_group)
-    indexes, decisions = [np.empty(0, np.int64)], [np.empty(0, np.uint8)]
-    for position, _, code in _decided_chunks(np.asarray(rows), this):
-        indexes.append(position)
-        decisions.append(code)
-    every = np.concatenate(decisions)
-    if policy.standby or not tick.ops_caught_up:
-        every[:] = Decision.WAIT
-    return np.concatenate(indexes), every
 
 
 def count_outstanding(rows: Array, round_no: int, group_count: int) -> Ints:
@@ -183,8 +158,8 @@ def _begin(policy: Policy, tick: Tick, live: Bools, outstanding_by_group: Ints |
 def _all_wait(live: Bools, outstanding_by_group: Ints | None) -> Decisions:
     """No decision possible: say so without reading a row."""
     outstanding = np.zeros(len(live), np.int64) if outstanding_by_group is None else outstanding_by_group
-    counts, held = np.zeros(len(Decision), np.int64), np.zeros(len(live) + 1, np.int64)
-    return Decisions(np.empty(0, np.int64), np.empty(0, np.uint8), counts, held, outstanding, looked=False)
+    counts = np.zeros(len(Decision), np.int64)
+    return Decisions(np.empty(0, np.int64), np.empty(0, np.uint8), counts, outstanding, looked=False)
 
 
 _UNDER_WAY_MASK: Final = np.uint32(STATE_MASK | ASK_ROUND_MASK << ASK_ROUND_SHIFT | OUTSTANDING_BIT)
@@ -208,8 +183,8 @@ def _positions(words: Array, mask: np.uint32, wanted: np.uint32) -> Iterator[tup
             yield start, position
 
 
-def _decided_chunks(rows: Array, this: _Round) -> Iterator[tuple[Ints, Array, npt.NDArray[np.uint8]]]:
-    """(position, group slot, decision) of the PREPARED rows, chunk after chunk; uses up the groups' room on its way."""
+def _decided_chunks(rows: Array, this: _Round) -> Iterator[tuple[Ints, npt.NDArray[np.uint8]]]:
+    """(position, decision) of the PREPARED rows, chunk after chunk; uses up the groups' room on its way."""
     under_way = _under_way(this.tick.round_no)
     for start, position in _positions(rows["word"], np.uint32(STATE_MASK), np.uint32(State.PREPARED)):
         pending = rows[start : start + CHUNK_ROWS].take(position)  # whole rows at once: faster than field by field
@@ -219,7 +194,7 @@ def _decided_chunks(rows: Array, this: _Round) -> Iterator[tuple[Ints, Array, np
             this.found += np.bincount(slot[asked], minlength=len(this.found))
         code = _decide_unbounded(words, stored_at_s, this.live.take(slot), this)
         _bound(code, slot, this)
-        yield position + start, slot, code
+        yield position + start, code
 
 
 def _slots(groups: npt.NDArray[np.int32], group_count: int) -> npt.NDArray[np.uint32]:

@@ -56,13 +56,6 @@ class Matched:
         counted = np.bincount(self.effect, minlength=len(Effect))
         return {effect: int(counted[effect]) for effect in Effect}
 
-    @property
-    def pending_delta(self) -> int:
-        """By how much these ops change the number of pending rows."""
-        n = self.counts()
-        ended = n[Effect.RELEASE] + n[Effect.ROLLBACK] + n[Effect.DISCARD_MAX] + n[Effect.DISCARD_EXPIRED]
-        return n[Effect.RESUME] - ended
-
 
 def mentioned_halves(ops: Array) -> Ints:
     """Sorted distinct half offsets that these ops are about: the rows to read before `match`."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from store.messages import Message
@@ -146,7 +145,3 @@ class TransactionService(Protocol):
 
     def close(self) -> None:
         """The edge ends; the store is still open."""
-
-
-#: Where a plug-in's factory gets the store's directory from.
-Root = Path

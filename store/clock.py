@@ -14,8 +14,8 @@ clock is only looked at, about once a second:
                 followed, and nothing is deleted or discarded
 
 `elapsed_ms` is a second line through the same state: it never leaps, not even when an operator confirms. Leases, visibility and
-presence run on it. `aged_ms(horizon)` is the time to hold against stored times when the question is "older than horizon?": what
-leapt forward within the horizon is no age. It is exact: what was stored after such a leap is younger than the horizon anyhow.
+presence run on it. A third line, "aged", answers "older than horizon?": trusted time less `leapt_ms(horizon)`, because what leapt
+forward within the horizon is no age. It is exact: what was stored after such a leap is younger than the horizon anyway.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Reading:
 class Rules:
     drift_max_ms: int = DRIFT_MAX_MS
     grace_ms: int = GRACE_MS
-    horizon_ms: int = 1 << 62  # leaps older than this are forgotten: nobody asks `aged_ms` for more
+    horizon_ms: int = 1 << 62  # leaps older than this are forgotten: no horizon is longer
 
 
 @dataclass(frozen=True, slots=True)

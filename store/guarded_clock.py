@@ -120,12 +120,8 @@ class GuardedClock:
         return line.at(self._source.steady_ms()) - line.state.leapt_ms
 
     def leapt_ms(self, horizon_ms: int) -> int:
-        """How much of the last `horizon_ms` was a leap: it is no age."""
+        """How much of the last `horizon_ms` was a leap. Subtract it from now to ask what is older than the horizon."""
         return self._line.state.leapt_within(horizon_ms, self.elapsed_ms())
-
-    def aged_ms(self, horizon_ms: int) -> int:
-        """The time to hold against stored times when the question is whether something is older than the horizon."""
-        return self.now_ms() - self.leapt_ms(horizon_ms)
 
     def wall_ms(self) -> int:
         """What the wall clock says, right or wrong: for display alone."""

@@ -9,7 +9,7 @@ from collections import Counter
 
 import numpy as np
 
-from checker.decisions import Decision, Decisions, Tick, check_words, decide
+from checker.decisions import Decision, Decisions, Tick, check_words, count_outstanding, decide
 from checker.matcher import Matched, match, mentioned_halves
 from checker.policy import Policy
 from store.records import OP, ROW, OpKind, State, Via, check_count_of, pack_word, state_of
@@ -61,6 +61,29 @@ def match_one(word, *ops, group_no=0, round_no=2):
     return match(op_array(*ops), np.array([0]), np.array([word], np.uint32), np.array([group_no], np.int32), round_no)
 
 
+def decide_every(rows, policy, live, tick) -> dict[int, Decision]:
+    """The decision of every PREPARED row, the waiting and held ones too: one row at a time, as the rows before it left it."""
+    outstanding = count_outstanding(rows, tick.round_no, len(live))
+    found = {}
+    for at in np.flatnonzero(state_of(rows["word"]) == State.PREPARED).tolist():
+        decided = decide(rows[at : at + 1], policy, live, tick, outstanding)
+        outstanding = decided.outstanding_by_group
+        found[at] = Decision(int(np.flatnonzero(decided.counts)[0])) if decided.looked else Decision.WAIT
+    return found
+
+
+def positions_of(decided: Decisions, decision: Decision) -> list[int]:
+    """Rows with that decision, ascending."""
+    return decided.index[decided.decision == decision].tolist()
+
+
+def pending_delta(matched: Matched) -> int:
+    """By how much the ops change the number of pending rows."""
+    n = matched.counts()
+    ended = n[Effect.RELEASE] + n[Effect.ROLLBACK] + n[Effect.DISCARD_MAX] + n[Effect.DISCARD_EXPIRED]
+    return n[Effect.RESUME] - ended
+
+
 class World:
     """Rows, rounds and an edge whose members answer as the test wants."""
 
@@ -102,14 +125,14 @@ class World:
     def hand_over(self, decided: Decisions, answer=None):
         """Deliver every request (ASKED), let the members answer, and turn proposals into discards."""
         ops = []
-        for half in decided.index_of(Decision.CHECK).tolist():
+        for half in positions_of(decided, Decision.CHECK):
             self.requests.append((self.now_s, half))
             ops.append(op(half, OpKind.ASKED, via=Via.CHECKER))
             if answer is not None:
                 ops.append(op(half, answer, via=Via.CHECK, position=half))
         for decision in (Decision.DISCARD_MAX, Decision.DISCARD_EXPIRED):
             kind = OpKind.DISCARD_MAX if decision is Decision.DISCARD_MAX else OpKind.DISCARD_EXPIRED
-            for half in decided.index_of(decision).tolist():
+            for half in positions_of(decided, decision):
                 self.proposals.append((self.now_s, half, decision))
                 ops.append(op(half, kind, via=Via.CHECKER, stored_at_ms=self.now_s * 1000))
         self.settle(*ops)

@@ -67,7 +67,6 @@ USUAL: Final = ("commit", "commit", "rollback", "commit", "silent", "commit", "c
 OPERATOR_AFTER_S: Final = 3.0
 OPERATOR_AGAIN_S: Final = 2.0
 END_PATIENCE_S: Final = 10.0
-VICTIM_PATIENCE_S: Final = 30.0
 
 
 def add_parser(subparsers: Commands) -> None:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from checker import decisions
-from checker.decisions import Decision, Tick, check_words, count_outstanding, decide, decide_every
+from checker.decisions import Decision, Tick, check_words, count_outstanding, decide
 from checker.policy import Policy
 from store.records import ROW, OpKind, State, ask_round_of, outstanding_of, pack_word
 from store.transitions import Effect
-from tests.support.checker_world import T0_S, World, decide_age, op, prepared, row_array, tick_at
+from tests.support.checker_world import T0_S, World, decide_age, decide_every, op, positions_of, prepared, row_array, tick_at
 
 WAIT, HOLD, CHECK = Decision.WAIT, Decision.HOLD, Decision.CHECK
 DISCARD_MAX, DISCARD_EXPIRED = Decision.DISCARD_MAX, Decision.DISCARD_EXPIRED
@@ -48,13 +48,13 @@ def test_case_11_old_half_without_op_is_checked_once_a_round():
     world = World()
     half = world.half(age_s=100)
     world.now_s += 1
-    checked = [world.tick().index_of(CHECK).tolist()]
+    checked = [positions_of(world.tick(), CHECK)]
     for _ in range(28):  # to the end of round 0
         world.now_s += 1
-        checked.append(world.tick().index_of(CHECK).tolist())
+        checked.append(positions_of(world.tick(), CHECK))
     assert checked == [[half]] + [[]] * 28
     world.now_s += 1  # round 1 begins; the request, never handed over, has lapsed
-    assert world.tick().index_of(CHECK).tolist() == [half]
+    assert positions_of(world.tick(), CHECK) == [half]
     assert world.check_count(half) == 0
 
 
@@ -64,7 +64,7 @@ def test_case_15_empty_table():
         assert len(decided.index) == len(decided.decision) == 0
         assert decided.counts.sum() == 0
         assert decided.looked
-        assert [len(part) for part in decide_every(rows, Policy(), LIVE, tick_at(T0_S))] == [0, 0]
+        assert decide_every(rows, Policy(), LIVE, tick_at(T0_S)) == {}
     assert decide(np.zeros(5, ROW), Policy(), np.zeros(0, bool), tick_at(T0_S)).counts.sum() == 0
 
 
@@ -77,10 +77,11 @@ def test_case_20_no_live_member_no_request():
     assert decide_age(100, live=()) is HOLD
 
 
-def test_case_20_held_rows_are_counted_by_group():
+def test_case_20_rows_of_groups_without_a_live_member_are_held():
     rows = row_array(*[(T0_S - 100, group_no, prepared()) for group_no in (0, 1, 1, 2, 7, -1)])
-    decided = decide(rows, Policy(), np.array([True, False, False]), tick_at(T0_S))
-    assert decided.held_by_group.tolist() == [0, 2, 1, 2]
+    asked = rows, Policy(), np.array([True, False, False]), tick_at(T0_S)
+    assert list(decide_every(*asked).values()) == [CHECK, HOLD, HOLD, HOLD, HOLD, HOLD]
+    decided = decide(*asked)
     assert decided.counts.tolist() == [0, 5, 1, 0, 0]
 
 
@@ -200,7 +201,7 @@ def test_case_47_a_lost_proposal_is_repeated_only_after_it_lapsed():
     proposed_s = []
     for second in range(200):
         world.now_s = T0_S + second
-        if len(world.tick().index_of(DISCARD_MAX)):
+        if positions_of(world.tick(), DISCARD_MAX):
             proposed_s.append(second)
     assert proposed_s == [0, 60, 120, 180]
 
@@ -234,8 +235,7 @@ def test_case_50_no_check_while_ops_are_still_to_be_read():
     assert decide_age(100, ops_caught_up=False) is WAIT
     assert decide_age(10**6, ops_caught_up=False) is WAIT
     rows = row_array((T0_S - 100, 0, prepared()))
-    every = decide_every(rows, Policy(), LIVE, tick_at(T0_S, ops_caught_up=False))
-    assert [part.tolist() for part in every] == [[0], [WAIT]]
+    assert decide_every(rows, Policy(), LIVE, tick_at(T0_S, ops_caught_up=False)) == {0: WAIT}
 
 
 def test_case_55_crash_in_a_round_repeats_no_attempt():
@@ -246,10 +246,10 @@ def test_case_55_crash_in_a_round_repeats_no_attempt():
     before = world.rows.copy()
     world.tick()
     world.rows = before  # crashed before the mark was durable
-    assert world.tick().index_of(CHECK).tolist() == [half]
+    assert positions_of(world.tick(), CHECK) == [half]
     assert world.check_count(half) == 0
     world.settle(op(half, OpKind.ASKED))
-    assert world.tick().index_of(CHECK).tolist() == []
+    assert positions_of(world.tick(), CHECK) == []
     assert world.check_count(half) == 1
 
 
@@ -257,7 +257,7 @@ def test_case_57_one_old_pending_head_delays_nobody():
     ages = [250_000, 100, 50, 20, 6]
     rows = row_array(*[(T0_S - age_s, at, prepared()) for at, age_s in enumerate(ages)])
     decided = decide(rows, Policy(), np.array([False, True, True, True, True]), tick_at(T0_S))
-    assert decided.index_of(CHECK).tolist() == [1, 2, 3]
+    assert positions_of(decided, CHECK) == [1, 2, 3]
     assert decided.counts[HOLD] == 1
 
 
@@ -278,9 +278,7 @@ def test_case_65_groups_go_by_number_so_equal_hashes_never_meet():
     """ "Aa" and "BB" have one Java hash; here they are two numbers of the dictionary."""
     aa, bb = 0, 1
     rows = row_array((T0_S - 100, aa, prepared()), (T0_S - 100, bb, prepared()))
-    decided = decide(rows, Policy(), np.array([True, False]), tick_at(T0_S))
-    assert decided.index_of(CHECK).tolist() == [0]
-    assert decided.held_by_group.tolist() == [0, 1, 0]
+    assert decide_every(rows, Policy(), np.array([True, False]), tick_at(T0_S)) == {0: CHECK, 1: HOLD}
 
 
 def test_case_67_a_standby_decides_nothing():
@@ -289,7 +287,7 @@ def test_case_67_a_standby_decides_nothing():
         assert decide_age(age_s, policy) is WAIT
     assert decide_age(1000, policy, word=prepared(15)) is WAIT
     rows = row_array((T0_S - 100, 0, prepared()))
-    assert decide_every(rows, policy, LIVE, tick_at(T0_S))[1].tolist() == [WAIT]
+    assert decide_every(rows, policy, LIVE, tick_at(T0_S)) == {0: WAIT}
     assert not decide(rows, policy, LIVE, tick_at(T0_S)).looked
 
 
@@ -300,7 +298,7 @@ def test_rule_4_a_half_of_this_round_waits_for_the_next():
     start_ms = (T0_S - 10) * 1000
     for ms in (0, 1, 500, 999):  # a half stored in the second in which the round begins may be younger than the round
         tick = Tick(T0_S * 1000, 2, start_ms + ms, True)
-        assert decide(rows, policy, LIVE, tick).index_of(CHECK).tolist() == [0]
+        assert positions_of(decide(rows, policy, LIVE, tick), CHECK) == [0]
 
 
 def test_checks_disabled_asks_nobody_and_discards_nobody_for_its_count():
@@ -334,13 +332,13 @@ def test_the_bound_takes_the_oldest_first_and_counts_what_is_outstanding():
     rows = row_array(*[(T0_S - 100, group_no, word) for group_no, word in words])
     live = np.array([True, True])
     decided = decide(rows, policy, live, tick_at(T0_S))
-    assert decided.index_of(CHECK).tolist() == [0, 1, 2, 6]
+    assert positions_of(decided, CHECK) == [0, 1, 2, 6]
     assert decided.counts.tolist() == [3, 0, 4, 0, 0]
     assert decided.outstanding_by_group.tolist() == [3, 2]
     assert count_outstanding(rows, 2, 2).tolist() == [1, 0]
     given = decide(rows, policy, live, tick_at(T0_S), np.array([3, 2]))
-    assert given.index_of(CHECK).tolist() == [1]
-    assert decide(rows, policy, live, tick_at(T0_S), np.array([7])).index_of(CHECK).tolist() == [1, 6]
+    assert positions_of(given, CHECK) == [1]
+    assert positions_of(decide(rows, policy, live, tick_at(T0_S), np.array([7])), CHECK) == [1, 6]
 
 
 def test_the_bound_is_exact_across_chunks_and_slices(monkeypatch):
