@@ -45,7 +45,7 @@ class Decision(IntEnum):
     """What the checker says about a PREPARED row. (Release and Rollback follow from an op: see store.transitions.Effect.)"""
 
     WAIT = 0  # not yet due, or an op may still be on its way
-    HOLD = 1  # due, but nobody of the producer group is there to be asked
+    HOLD = 1  # due, but no member of the producer group is live
     CHECK = 2  # emit a check request
     DISCARD_MAX = 3  # propose a discard, reason check_max
     DISCARD_EXPIRED = 4  # propose a discard, reason expired
@@ -53,14 +53,14 @@ class Decision(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The instant for which a round's decisions are made; fixed once per batch by whoever reads the clock."""
+    """The instant for which a round's decisions are made; fixed once per batch by the caller, which reads the clock."""
 
     now_ms: int
     round_no: int
     round_start_ms: int
     ops_caught_up: bool  # the op cursor has reached the op end seen at the tick
     discards_allowed: bool = True  # False while the clock is not believed
-    leapt_s: int = 0  # so much of now_ms was a leap of the clock: no age to hold against retention
+    leapt_s: int = 0  # this part of now_ms was a leap of the clock and does not count as age
 
     @property
     def now_s(self) -> int:
@@ -77,7 +77,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """What to do now. Rows that merely wait or are held are counted, not listed: they may be millions."""
+    """What to do now. Rows that wait or are held are counted, not listed: there may be millions."""
 
     index: Ints  # positions in the given rows, ascending
     decision: npt.NDArray[np.uint8]  # CHECK, DISCARD_MAX or DISCARD_EXPIRED for each of `index`
@@ -126,7 +126,7 @@ def decide(rows: Array, policy: Policy, live: Bools, tick: Tick, outstanding_by_
 def count_outstanding(rows: Array, round_no: int, group_count: int) -> Ints:
     """Requests and proposals of round `round_no` still under way, by group_no; groups beyond group_count are left out.
 
-    A proposal cannot be told from a request here and counts as one; the edge turns it into an op within moments.
+    A proposal looks like a request here and counts as one; the edge soon turns it into an op.
     """
     counted = np.zeros(group_count + 1, np.int64)
     for start, position in _positions(rows["word"], _UNDER_WAY_MASK, _under_way(round_no)):
@@ -171,7 +171,7 @@ def _under_way(round_no: int) -> np.uint32:
 
 
 def _positions(words: Array, mask: np.uint32, wanted: np.uint32) -> Iterator[tuple[int, Ints]]:
-    """(start of chunk, positions in it) where words & mask == wanted; chunks without any are passed over."""
+    """(start of chunk, positions in it) where words & mask == wanted; chunks without any are skipped."""
     masked = np.empty(CHUNK_ROWS, np.uint32)
     hits = np.empty(CHUNK_ROWS, np.bool_)
     for start in range(0, len(words), CHUNK_ROWS):
@@ -252,9 +252,9 @@ def _bound(code: npt.NDArray[np.uint8], slot: npt.NDArray[np.uint32], this: _Rou
 
 
 def _make_room(decided: Decisions, rows: Array, this: _Round, found: Ints) -> Decisions:
-    """Count what was found outstanding against the bound, now that all of it is known: the last checks step back.
+    """Count what was found outstanding against the bound, now that all of it is known: the last checks become WAIT.
 
-    Doing this afterwards saves a pass over the table; usually there is room for all and nothing is to do.
+    Doing this afterwards saves a pass over the table; usually there is room for all of them.
     """
     this.outstanding += found
     if (this.outstanding <= this.policy.outstanding_per_group_max).all():

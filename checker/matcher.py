@@ -128,7 +128,7 @@ _KINDS: Final = 8  # COMMIT to RESUME fit below this
 
 
 def _effect_table() -> npt.NDArray[np.uint8]:
-    """Effect of a kind on a state, at [state * _KINDS + kind]. NONE and the one unused code are no rows."""
+    """Effect of a kind on a state, at [state * _KINDS + kind]. NONE and the unused code stand for no row."""
     table = np.full((STATE_MASK + 1, _KINDS), int(Effect.UNKNOWN_HALF), np.uint8)
     for (kind, state), effect in EFFECTS.items():
         table[state, kind] = effect

@@ -1,6 +1,6 @@
 """Policy: the settings (docs/configuration.md) that decide when a half is checked or discarded, in whole seconds and plain counts.
 
-Whoever reads the configuration has RocketMQ's milliseconds; `Policy.from_ms` rounds every time up, so that nothing is
+The configuration has RocketMQ's milliseconds; `Policy.from_ms` rounds every time up, so that nothing is
 checked or discarded sooner than configured. A message may ask for a longer grace of its own, its immunity:
 `store.records.parse_immunity_s` reads what the producer wrote, `effective_immunity_s` says what it amounts to.
 """
@@ -20,7 +20,7 @@ _TIME_MAX_S: Final = 0xFFFF_FFFF
 
 _LIMITS: Final[dict[str, tuple[int, int, str]]] = {
     "transaction_timeout_s": (0, _TIME_MAX_S, "RocketMQ's default is 6"),
-    "check_count_max": (1, CHECK_COUNT_MAX, "to ask nobody, set checks_enabled to False"),
+    "check_count_max": (1, CHECK_COUNT_MAX, "to send no checks, set checks_enabled to False"),
     "check_interval_s": (1, _TIME_MAX_S, "RocketMQ's default is 30"),
     "retention_s": (1, _TIME_MAX_S, "RocketMQ's default is 72 hours"),
     "check_at_least_interval_s": (0, _TIME_MAX_S, "0 leaves it unset"),
@@ -34,9 +34,9 @@ class Policy:
 
     transaction_timeout_s: int = 6  # transactionTimeOut: a half is checked once its age exceeds it
     check_count_max: int = 15  # transactionCheckMax: hand-overs before a half is discarded
-    check_interval_s: int = 30  # transactionCheckInterval: one round; whoever numbers the rounds uses it
+    check_interval_s: int = 30  # transactionCheckInterval: length of one round
     retention_s: int = 72 * 3600  # fileReservedTime: a half older than this is discarded as expired
-    checks_enabled: bool = True  # checkTransactionMessageEnable: False = nobody is asked, retention still holds
+    checks_enabled: bool = True  # checkTransactionMessageEnable: False = no checks are sent; retention still holds
     standby: bool = False  # role: a standby decides nothing
     check_at_least_interval_s: int = 0  # checkTransactionMessageAtleastInterval (3.x): 0 = unset
     outstanding_per_group_max: int = 10_000  # requests of one round that a producer group may have unanswered

@@ -56,7 +56,7 @@ def decide_one(row: PendingRow, policy: Policy, live_groups: Set[int], tick: Tic
     # 3  Older than retention: discard, with checks disabled too, because the disk must stay bounded.
     if age_s - tick.leapt_s > policy.retention_s:
         return Decision.DISCARD_EXPIRED if may_discard else Decision.WAIT
-    # -  Checks disabled: nobody is asked.
+    # -  Checks disabled: no check is sent.
     if not policy.checks_enabled:
         return Decision.WAIT
     # 4  Stored at or after this round's start, both floored to seconds: next round.
@@ -68,13 +68,13 @@ def decide_one(row: PendingRow, policy: Policy, live_groups: Set[int], tick: Tic
     # -  Asked in this very round: at most once a round. The request lapses when the next one begins.
     if asked_before and distance == 0:
         return Decision.WAIT
-    # 7  Nobody there to be asked; costs no attempt.
+    # 7  No live member to ask; costs no attempt.
     if group_no not in live_groups:
         return Decision.HOLD
     # -  The group has enough to answer already.
     if outstanding_of_group >= policy.outstanding_per_group_max:
         return Decision.WAIT
-    # 6  Due, no op on its way, somebody there: ask.
+    # 6  Due, no op on its way, a member is live: ask.
     return Decision.CHECK
 
 
@@ -142,7 +142,7 @@ def _effect_one(op: Op, row: HalfRow | None) -> Effect:
 
 
 def _effect_on_prepared(kind: OpKind) -> Effect:
-    """Terminal ops end it, a resume begins its life anew, ASKED and UNKNOWN keep account of its requests."""
+    """Terminal ops end it, a resume starts it over, ASKED and UNKNOWN keep track of its requests."""
     if kind is OpKind.COMMIT:
         return Effect.RELEASE
     if kind is OpKind.ROLLBACK:

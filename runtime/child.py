@@ -19,7 +19,7 @@ def main() -> None:
     sys.argv = [module, *sys.argv[3:]]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except ImportError as error:  # an installation that lacks something: starting again is of no use
+    except ImportError as error:  # an incomplete installation: restarting does not help
         print(f"escrow: {error}", file=sys.stderr)
         sys.exit(USELESS)
 

@@ -27,7 +27,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-#: (name, "counter" or "gauge", help, [(labels, value), …]) of a metric that is read when somebody asks for it.
+#: (name, "counter" or "gauge", help, [(labels, value), …]) of a metric that is read at every scrape.
 Figure = tuple[str, str, str, list[tuple[dict[str, str], float]]]
 #: What the names beyond metricsNamesMax are summed up under. No group and no topic can be called this.
 OTHER: Final = "(other)"
@@ -72,7 +72,7 @@ def _cumulative(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[st
 
 
 class WatchedCounter(Collector):
-    """A counter with one label that somebody else counts: read when somebody asks."""
+    """A counter with one label that is counted elsewhere and read at every scrape."""
 
     def __init__(self, name: str, documentation: str, label: str, registry: CollectorRegistry) -> None:
         self._name, self._documentation, self._label = name, documentation, label
@@ -90,8 +90,8 @@ class WatchedCounter(Collector):
 
 
 def _about_the_process(registry: CollectorRegistry) -> None:
-    """What every part tells: its release, and what Prometheus' clients tell of a process everywhere."""
-    disable_created_metrics()  # type: ignore[no-untyped-call]  # when each series began: nobody asks
+    """What every process reports: its release, and Prometheus' usual metrics of a process."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # when each series began: not needed
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     try:
@@ -102,7 +102,7 @@ def _about_the_process(registry: CollectorRegistry) -> None:
 
 
 class JobMetrics:
-    """Metrics of the streaming job. `watch` ties the gauges to where their values are read when somebody asks."""
+    """Metrics of the streaming job. `watch` ties the gauges to where their values are read at every scrape."""
 
     OUTCOMES: Final = ("commit", "rollback", "discard_max", "discard_expired")
     VIAS: Final = ("producer", "check", "operator", "checker")
@@ -208,7 +208,7 @@ class JobMetrics:
         )
 
     def watch(self, gauge: Gauge, read: Callable[[], float], **labels: str) -> None:
-        """Read the gauge's value when somebody asks for it."""
+        """Read the gauge's value at every scrape."""
         (gauge.labels(**labels) if labels else gauge).set_function(read)
 
     def count_all(self, counter: Counter, label: str, counts: Mapping[Any, int]) -> None:
@@ -277,7 +277,7 @@ class _Call:
 
 class EdgeMetrics(Collector):
     """Metrics of the edge. Requests are counted with plain numbers as they are answered: a Counter and a Histogram with their locks
-    and labels would cost each request several microseconds. Everything else is read from the edge when somebody asks: `figures` in
+    and labels would cost each request several microseconds. Everything else is read from the edge at every scrape: `figures` in
     the event loop (`look`), `files`, which may wait for the disk, in the thread that writes the page."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """Tracing: one trace from a half to its release and to its consumers, by OpenTelemetry. Off unless otlpEndpoint is set.
 
 A transaction's context travels as W3C `traceparent` in the message's properties: what its producer sent along, or the edge's own
-span where there was none. Whoever does something with the message later, in whatever process, makes its span a child of that:
+span where there was none. Every later span of the message, in any process, is a child of that:
 
     half       edge   from the request to its flush
     end        edge   an outcome that a producer says
@@ -35,7 +35,7 @@ LAST_MS: Final = 1_000
 
 
 class TracingError(RuntimeError):
-    """Tracing is asked for and cannot be had."""
+    """Tracing is configured, but its packages are missing or unusable."""
 
 
 class Tracer:

@@ -23,7 +23,7 @@ class Refused(SinkError):
 
 
 class KafkaUnfit(SinkError):
-    """Kafka cannot be used as it is; starting again is of no use before somebody has changed something."""
+    """Kafka cannot be used as it is configured; restarting does not help until the configuration or the cluster is changed."""
 
 
 class RedoBroken(SinkError):

@@ -78,8 +78,8 @@ class CheckTransport(Protocol):
         over. Asked at the start, and now and then afterwards."""
 
     def hand_over(self, requests: Sequence[CheckRequest]) -> Sequence[bool]:
-        """Whether each one, all of one group, has reached a member: only then it counts. The others are given to somebody else; an
-        exception means none."""
+        """For each request, all of one group, whether it has reached a member: only then it counts. The others are handed
+        over in another way. An exception means that none has."""
 
     def close(self) -> None:
         """The edge ends."""
@@ -101,7 +101,7 @@ class CheckListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What somebody says became of a transaction; whether it is a commit or a rollback is the method's name."""
+    """The end of a transaction; the method's name says whether it is a commit or a rollback."""
 
     transaction_id: str
     group: str
@@ -122,7 +122,7 @@ class Answer:
 class TransactionService(Protocol):
     """The transaction service itself. Group `escrow.transaction_service`: a callable (root: Path, inner: TransactionService) → it.
 
-    `inner` is the built-in one: whoever wants to change one thing passes the rest on to it. Everything is called in threads, many
+    `inner` is the built-in one: to change one thing, pass the rest on to it. Everything is called in threads, many
     at a time, and `inner` may be called from them (and from no coroutine). `sinks.errors.Refused` says no: its text goes to the
     caller. UNKNOWN settles nothing and does not come here.
     """
@@ -140,8 +140,8 @@ class TransactionService(Protocol):
         """As commit."""
 
     def check(self, group: str, member: str, requests: Sequence[CheckRequest]) -> Sequence[CheckRequest]:
-        """Requests that are about to be handed to a member of the group; those that shall be. What is held back is not counted, and
-        given to the next who asks."""
+        """Gets the requests that are about to be handed to a member of the group; returns those to hand over. What is held
+        back is not counted and goes to the next member that asks."""
 
     def close(self) -> None:
         """The edge ends; the store is still open."""

@@ -59,7 +59,7 @@ def find(group: str, named: Sequence[str]) -> list[EntryPoint]:
 
 
 def check_named(named: Sequence[str]) -> None:
-    """Refuses a name for which nothing is installed: a plug-in that somebody relies on and that is not there."""
+    """Refuses a name for which nothing is installed: the deployment relies on a plug-in that is missing."""
     there = set().union(*(_names_of(point) for group in GROUPS for point in entry_points(group=group)))
     for name in named:
         if _parts(name) not in there:

@@ -1,7 +1,7 @@
 """Everything that streaming raises on purpose.
 
 JobError
-├── JobCannotStart   the job could not start, and starting it again is of no use before somebody has changed something
+├── JobCannotStart   the job could not start, and a restart does not help until something is changed
 ├── JavaDied         the Java side of Spark ended while the job was starting: it may have been killed, so starting again may help
 └── JobStopped       the query ended by itself
 Each text says why, in one line.
@@ -23,4 +23,4 @@ class JavaDied(JobError):
 
 
 class JobStopped(JobError):
-    """The streaming query ended, although nobody asked it to."""
+    """The streaming query ended without being asked to."""

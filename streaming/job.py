@@ -1,9 +1,9 @@
 """The job's process: `python -m streaming.job --config FILE`, started and watched by `escrow run`.
 
-On stdout it prints one JSON line when it settles: {"ready": true, "metrics_port": …}; and {"waiting": true, "notice":
-why} when it cannot go on for lack of room on the disk, false when it goes on. Why it could not start, or why it ended by itself, is
-one line on stderr, exit status 1, 2 when somebody must change something first, or 75 when there was no room. SIGTERM and SIGINT:
-stop the query, flush, close the store, exit status 0.
+On stdout it prints one JSON line when it settles: {"ready": true, "metrics_port": …}; and {"waiting": true,
+"notice": why} when it has to wait for room on the disk, false when it continues. Why it could not start, or why it ended
+without being asked to, is one line on stderr. Exit status: 1; 2 if a restart does not help until something is changed; 75
+if there was no room. SIGTERM and SIGINT: stop the query, flush, close the store, exit status 0.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ CLOCK_JUMPED: Final = "the wall clock jumped: nothing is discarded or deleted; s
 SPARK_STOP_S: Final = 1.0
 #: Without the lease after this long a driver is a standby, and says so; sooner where Kafka has told it that another has it.
 STANDBY_AFTER_S: Final = 15.0
-#: Starting again is of no use before somebody has changed something.
+#: A restart does not help until something is changed.
 USELESS: Final = 2
-#: There was no room on the disk (EX_TEMPFAIL): starting again is of use, however often.
+#: There was no room on the disk (EX_TEMPFAIL): a restart helps once there is room.
 NO_ROOM_EXIT: Final = 75
 
 
@@ -173,7 +173,7 @@ def _stand_by(service: LeasedService, spark: SparkSession | None, signals: _Sign
 
 
 def _start(service: Service, spark: SparkSession, run: Path) -> None:
-    """The query and its first batch. A Java that dies meanwhile is told as such, not as one of its consequences."""
+    """The query and its first batch. If Java dies meanwhile, the error says so, instead of naming one of the consequences."""
     try:
         service.start(spark, run / "checkpoint")
         service.first_batch()

@@ -1,4 +1,4 @@
-"""From what a batch did to the metrics, on columns; and the gauges that are read when somebody asks."""
+"""From what a batch did to the metrics, on columns; and the gauges that are read at every scrape."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The job's metrics over HTTP: GET /metrics, and nothing else. Who may read them is what the edge says (`ingest.auth.access`): with
-tokens one with the role `metrics` (or an operator's), without tokens everybody on loopback, but no page in a browser and no proxy.
+"""The job's metrics over HTTP: GET /metrics, and nothing else. The edge's rules say who may read them (`ingest.auth.access`): with
+tokens, one with the role `metrics` or an operator's; without tokens, every client on loopback, except for browsers and proxies.
 
-    too many          more than CONNECTIONS_MAX at a time: hung up on
-    too slow          not through within DEADLINE_S, be it reading or writing: hung up on
+    too many          more than CONNECTIONS_MAX at a time: closed
+    too slow          not done within DEADLINE_S, reading or writing: closed
 
-Every connection is one request. (prometheus_client's own server has none of this: a silent client keeps a thread for ever.)
+Every connection is one request. (prometheus_client's own server has none of this: a silent client holds a thread forever.)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEADLINE_S: Final = 10.0
 
 
 class MetricsPage(ThreadingHTTPServer):
-    """Serves in threads of its own, from when it is made until `close`. OSError where its port cannot be had."""
+    """Serves in threads of its own, from when it is made until `close`. OSError if it cannot listen on its port."""
 
     daemon_threads = True
     request_queue_size = 32
@@ -69,7 +69,7 @@ class MetricsPage(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no event."""
+        """Not logged: the client went away."""
 
 
 def _hang_up(request: socket.socket) -> None:
@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             encode, media = choose_encoder(self.headers.get("accept") or "")
-        except (TypeError, ValueError):  # a version that is none
+        except (TypeError, ValueError):  # not a version
             encode, media = choose_encoder("")
         self._answer(HTTPStatus.OK, encode(self.server.registry), media)
 
@@ -107,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """What clients do wrong is not written down: they could fill the log."""
+        """Not logged: clients could fill the log."""
 
 
 def serve_metrics(settings: Settings, registry: CollectorRegistry) -> int:

@@ -4,7 +4,7 @@ One micro-batch, in this order:
     1  collect     the packed rows that the source offered
     2  settle      cursor → match → redo log → apply (settle.py)
     3  round       go on with the check round, at most a second (rounds.py)
-    4  notify      sinks learn of what was applied; a sink that fails is counted and holds nothing up
+    4  notify      sinks learn of what was applied; a sink that fails is counted and delays nothing
     5  retention   now and then, between two rounds
 
 Three threads: Spark's callback runs the batches; the ticker asks for a batch when a round is due; the caller starts and
@@ -241,7 +241,7 @@ class JobService:
 
     @contextlib.contextmanager
     def _room_tried(self) -> Iterator[None]:
-        """What is tried again by itself when there is no room now: after a moment, in the next batch."""
+        """Work that is retried in the next batch if there is no room now."""
         try:
             yield
         except NoRoom as error:

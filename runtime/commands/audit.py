@@ -19,9 +19,10 @@ the last hash goes into the commit log.
 VERIFY = """\
 Holds every record against the hash that the next one carries, against the hashes in the commit
 log, and the file against what the edge noted of it when it stopped. Reads the data directory,
-also beside a running service. Ends with 0 when all agree, with 1 and the first record that does
-not otherwise. Keep the hash that it prints somewhere else, and pass it with --expect the next
-time: then nobody who can write the whole data directory can change what came before it unseen.
+also beside a running service. Exits with 0 if all agree; otherwise it prints the first record
+that differs and exits with 1. Keep the hash that it prints on another machine, and pass it with
+--expect the next time: then a change of older records is found even if the whole data directory
+was rewritten.
 """
 
 EPILOG = """\

@@ -215,7 +215,7 @@ def _add_repair(tools: Commands) -> None:
         summary="go on with what is left of damaged journals",
         teaches="Escrow refuses to start when DIR's consumers (what consumer groups have read) or audit (what\n"
         "operators did) is damaged, cut off or gone: nothing else tells what was in them. Put them back\n"
-        "from a backup if you can. Otherwise repair writes them anew with every record that can be read,\n"
+        "from a backup if you can. Otherwise repair rewrites them with every record that can be read,\n"
         "and keeps the damaged file in DIR/lost+found. Consumer groups may then get messages again;\n"
         "a group without any record left begins where a new one does. The dictionary and everything\n"
         "derived is mended by the next start and needs no repair. Stop Escrow first.",

@@ -82,13 +82,13 @@ def add_parser(subparsers: Commands) -> None:
         "--overlap", metavar="TIME", type=times.seconds, default=86400, help="how long the old secret counts (default: 24h)"
     )
     _add_expires(rotated)
-    revoked = _add_tool(tools, "revoke", run_revoke, "take a token out of use")
+    revoked = _add_tool(tools, "revoke", run_revoke, "revoke a token")
     revoked.add_argument("name", metavar="NAME_OR_ID", help="as list shows it")
     key = _add_tool(tools, "access-key", run_access_key, "make an access key and a secret key for RocketMQ's own clients")
     key.add_argument("name", metavar="NAME", help="the token whose name and roles the holder has")
     keys = _add_tool(tools, "access-keys", run_access_keys, "list access keys and whose they are; no secret is shown")
     keys.add_argument("--json", action="store_true", help="one JSON object a key")
-    ended = _add_tool(tools, "revoke-key", run_revoke_key, "take one access key out of use; its token stays")
+    ended = _add_tool(tools, "revoke-key", run_revoke_key, "revoke one access key; its token stays")
     ended.add_argument("access_key", metavar="ACCESS_KEY", help="as access-keys shows it")
 
 
@@ -234,7 +234,7 @@ def run_access_key(args: argparse.Namespace) -> int:
         return exits.ERROR
     access_key, secret_key = keys.add(settings.access_keys_file, args.name, known[args.name])
     print(f"access key {access_key}\nsecret key {secret_key}")
-    print(f"escrow: the secret is in {settings.access_keys_file} too, which nobody else may read", file=sys.stderr)
+    print(f"escrow: the secret is in {settings.access_keys_file} too, which only its owner may read", file=sys.stderr)
     return exits.OK
 
 

@@ -1,9 +1,9 @@
-"""No room on the disk: the job waits, says so, and goes on by itself.
+"""No room on the disk: the job waits, reports it, and continues once there is room.
 
-Who finds that there is none (the store, Spark's scratch directory) calls `wait` and tries again what it was about. That is told
-once: on the terminal, and by `no_room_since_ms` on the job's page, from which the edge answers `/readyz` and its metrics. `found`
-takes it back. What cannot be tried again in this process (Spark gave up) ends it with its own exit status: the supervisor starts it
-again however often, and the new process waits here.
+A caller that finds none (the store, Spark's scratch directory) calls `wait` and retries. The wait is reported once: on the
+terminal, and by `no_room_since_ms` on the job's page, from which the edge answers `/readyz` and its metrics. `found` ends the
+report. What cannot be retried in this process (Spark gave up) ends it with an exit status of its own: the supervisor always
+restarts it, and the new process waits here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from store.io.pages import JOB_MAGIC, JOB_PUBLISHED, JobSlot, PublishedPage
 LOOK_S: Final = 1.0
 #: Spark unpacks libraries and writes a few small files when it starts.
 SPARK_BYTES: Final = 16 << 20
-#: Where so little is left, whatever failed failed for lack of room.
+#: With less free space than this, every failure counts as lack of room.
 NOTHING_BYTES: Final = 1 << 20
 _TEXTS: Final = tuple(os.strerror(number) for number in disk.NO_ROOM)
 
@@ -33,8 +33,8 @@ def wall_ms() -> int:
 
 
 class Room:
-    """Told when there is none; waits and says so. `stopping`: set when the job shall end instead; `tell` gets a sentence for the
-    operator, and whether the job waits now."""
+    """Waits for room and reports it. `stopping` is set when the job should end instead; `tell` gets a sentence for the operator,
+    and whether the job waits now."""
 
     def __init__(
         self, root: Path, stopping: threading.Event, tell: Callable[[str, bool], None], now_ms: Callable[[], int] = wall_ms
@@ -44,11 +44,11 @@ class Room:
         self.reason = ""
 
     def wait(self, reason: object) -> bool:
-        """Wait a moment, then try again; False when the job shall stop."""
+        """Wait a moment, then try again; False if the job should stop."""
         now_ms = self._now_ms()
         if not self.reason:
             self.reason = str(reason)
-            self._tell(f"no room: {self.reason}; nothing is settled until there is, then all goes on by itself", True)
+            self._tell(f"no room: {self.reason}; nothing is settled until there is; then the job continues without help", True)
         if self._page is None and self._path.exists():
             self._page = PublishedPage(self._path, JOB_MAGIC, writable=True)
         if self._page is not None:
@@ -65,7 +65,7 @@ class Room:
             self._tell("there is room again: settling goes on", False)
 
     def for_spark(self, directory: Path) -> bool:
-        """Wait until Spark has room to start in this directory; False when the job shall stop."""
+        """Wait until Spark has room to start in this directory; False if the job should stop."""
         while (free := free_bytes(directory)) < SPARK_BYTES:
             reason = f"{directory}: {free >> 10:,} KiB are free, Spark needs {SPARK_BYTES >> 10:,} KiB to start"
             if not self.wait(reason):
@@ -82,8 +82,8 @@ def free_bytes(directory: Path) -> int:
 
 
 def for_lack_of_room(failure: object, directories: Iterable[Path]) -> bool:
-    """Whether something failed because there was no room: it says so, or there is hardly any. (Spark wraps what it was told, and
-    some of its threads only tell that they have ended.)"""
+    """Whether something failed because there was no room: its error says so, or there is hardly any left. (Spark wraps errors, and
+    some of its threads only report that they have ended.)"""
     error_no = getattr(failure, "errno", None)
     if isinstance(failure, NoRoom) or error_no in disk.NO_ROOM or any(text in str(failure) for text in _TEXTS):
         return True

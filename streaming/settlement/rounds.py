@@ -8,12 +8,12 @@ One round every transactionCheckInterval, counted from the beginning of the last
               which groups have a live member
     at work   parts are decided and made durable, for at most a second at a time, and less when the stream has news
     done      every file with something pending has been looked at
-    again     a group that had as many requests as outstandingPerGroupMax allows has answered half of them: the same round is gone
-              through once more for the halves that had to wait. So a storm is worked off as fast as its group answers, not by the
-              interval; and still no half is asked twice in a round
+    again     a group that had as many requests as outstandingPerGroupMax allows has answered half of them: the same round runs
+              once more for the halves that had to wait. So a storm is settled as fast as its group answers, not once an
+              interval; and still no half is asked about twice in a round
 
 `job.round` (JSON and its CRC) in the store's directory holds number and beginning of the last round. After a restart the
-interval is counted from there, and the round is gone through once more: what was asked in it is not asked again.
+interval is counted from there, and the round runs once more: what was asked in it is not asked again.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Rounds:
         op_end: Callable[[], int],
         leapt_ms: Callable[[int], int] = lambda _horizon_ms: 0,
     ) -> None:
-        """`root`: where the round file lies; `op_end`: where the op queue ends now; `leapt_ms`: how much of the last so many
-        milliseconds was a leap of the clock."""
+        """`root`: where the round file lies; `op_end`: where the op queue ends now; `leapt_ms`: how much of a horizon,
+        in milliseconds, was a leap of the clock."""
         self._settler, self._live, self._discards_allowed = settler, live, discards_allowed
         self._job, self._end_of_ops, self._leapt_ms = settler.job, op_end, leapt_ms
         self._interval_ms = settler.policy.check_interval_s * 1000
@@ -89,7 +89,7 @@ class Rounds:
         return (self._is_due(now_ms) or self._resume_from_ms >= 0) and self._job.marker.pending > 0
 
     def _is_due(self, now_ms: int) -> bool:
-        """An interval has passed; or the clock was put back to before the last round, and nobody knows how much has."""
+        """An interval has passed; or the clock was put back to before the last round, and the time since is unknown."""
         return not self._due_ms - self._interval_ms <= now_ms < self._due_ms
 
     def work(self, now_ms: int, has_news: Callable[[], bool]) -> Counter[Decision]:

@@ -107,7 +107,7 @@ class Settler:
         *, carried: Callable[[], Array] | None = None,
     ) -> None:  # fmt: skip
         self.job, self.policy, self._part_bytes_max, self._carried = job, policy, part_bytes_max, carried
-        #: Groups that had no room for more requests when the last round had been gone through.
+        #: Groups that had no room for more requests at the end of the last round.
         self._full_groups: Ints = np.empty(0, np.int64)
 
     def settle(self, feed: Feed, now_ms: int) -> Settled:
@@ -211,9 +211,9 @@ class Settler:
         return min(stop, start + how_many_fit(np.where(pending, rows["size_bytes"], 0), self._part_bytes_max))
 
     def _count_from_now(self, rows: Array, first: int, tick: Tick) -> None:
-        """Pending halves with a stored time that lies ahead: the clock was put back since. They count from now, or nobody would
-        be asked about them until that time comes."""
-        if not tick.discards_allowed:  # who knows what time it is?
+        """Pending halves with a stored time in the future: the clock was put back since. They count from now on; otherwise no
+        check would be sent until that time comes."""
+        if not tick.discards_allowed:  # the clock is not believed
             return
         ahead = np.flatnonzero(rows["stored_at_s"] > tick.now_s + AHEAD_S)
         ahead = ahead[state_of(rows["word"][ahead]) == int(State.PREPARED)]

@@ -88,7 +88,7 @@ def _file_system(place: Path, there: Path) -> Finding:
 
 
 def mount_of(path: Path) -> tuple[str, str]:
-    """(kind, options) of the file system that a path lies on; empty where that cannot be told."""
+    """(kind, options) of the file system that a path lies on; empty if unknown."""
     best, found = -1, ("", "")
     with suppress(OSError):
         real = str(path.resolve())

@@ -78,7 +78,7 @@ def _memory(driver_bytes: int) -> Finding:
     available = _memory_bytes()
     needed = driver_bytes + MEMORY_BESIDE_BYTES
     if available is None:
-        return Finding(Level.WARN, "memory", "cannot be told on this system", f"have {size_text(needed)} free")
+        return Finding(Level.WARN, "memory", "unknown on this system", f"have {size_text(needed)} free")
     if available < needed:
         remedy = "stop something, add memory, or lower sparkDriverMemory"
         return Finding(

@@ -48,7 +48,7 @@ def _port(key: str, address: str, port: int, own: set[int]) -> Finding:
 
 
 def listener_of(port: int) -> tuple[int, str] | None:
-    """(process, its command) that listens on a port; None where that cannot be told."""
+    """(process, its command) that listens on a port; None if unknown."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):

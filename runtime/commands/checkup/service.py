@@ -21,7 +21,7 @@ def supervised(settings: Settings) -> dict[str, Any] | None:
     try:
         found = json.loads((settings.data_dir / STATE_FILE).read_text())
         os.kill(int(found["supervisor"]), 0)
-    except PermissionError:  # it runs, as somebody else
+    except PermissionError:  # it runs as another user
         pass
     except (OSError, ValueError, KeyError, TypeError):
         return None
