@@ -15,7 +15,7 @@ clock is only looked at, about once a second:
 
 `elapsed_ms` is a second line through the same state: it never leaps, not even when an operator confirms. Leases, visibility and
 presence run on it. A third line, "aged", answers "older than horizon?": trusted time less `leapt_ms(horizon)`, because what leapt
-forward within the horizon is no age. It is exact: what was stored after such a leap is younger than the horizon anyway.
+forward within the horizon is not age. It is exact: what was stored after such a leap is younger than the horizon anyway.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from typing import Any, Final
 
 DRIFT_MAX_MS: Final = 60_000
 GRACE_MS: Final = 3_600_000
-#: Trusted time is anchored anew this often: a small drift is made good, and a later start knows that time.
+#: Trusted time gets a new anchor this often: it corrects a small drift, and a later start knows that time.
 ANCHOR_EVERY_MS: Final = 60_000
-#: At most this share of the time that passed is added or taken away to make a small drift good.
+#: At most this share of the time that passed is added or taken away to correct a small drift.
 SLEW_SHARE: Final = 0.05
 #: More leaps than this within a horizon are counted together, as if they were one at the time of the later.
 LEAPS_MAX: Final = 16
 
 LEFT: Final = "the wall clock left the time since boot"
 BEHIND: Final = "the wall clock stands before the last time known here"
-FOREIGN: Final = "the alert was raised by an earlier release, or by hand"
+FOREIGN: Final = "the alert was raised by an earlier release, or written by hand"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class ClockState:
         numbers += [number for leap in made.leaps for number in (leap.at_ms, leap.by_ms)]
         numbers += [made.alert.drift_ms, made.alert.wall_ms] if made.alert else []
         if not all(isinstance(number, int) for number in numbers):
-            raise ValueError("a time that is no number")
+            raise ValueError("the time is not a number")
         return made
 
 
@@ -136,7 +136,7 @@ def begin(known: ClockState | None, reading: Reading, rules: Rules, last_ms: int
     here = replace(known, steady_ms=reading.steady_ms, boot=reading.boot)
     gap_ms = reading.wall_ms - known.now_ms
     if known.alert is not None:
-        # A clock that was ahead may still be: only the operator knows. One that was behind is told to be right by itself.
+        # A clock that was ahead may still be: only the operator knows. One that was behind shows by itself when it is right.
         return replace(here, believed=known.believed and known.alert.drift_ms > 0)
     if abs(gap_ms) <= rules.drift_max_ms:
         # The anchor is up to ANCHOR_EVERY_MS old: time does not go back to it where the wall clock tells more.
@@ -152,7 +152,7 @@ def begin(known: ClockState | None, reading: Reading, rules: Rules, last_ms: int
 def look(
     state: ClockState, reading: Reading, rules: Rules, *, confirmed: bool = False, found_alert: Alert | None = None
 ) -> tuple[ClockState, Event | None]:
-    """One look at the wall clock. `confirmed`: an operator has; `found_alert`: somebody else has raised one."""
+    """One look at the wall clock. `confirmed`: an operator confirmed the alert; `found_alert`: another process raised one."""
     drift_ms = reading.wall_ms - state.at(reading.steady_ms)
     agrees = abs(drift_ms) <= rules.drift_max_ms
     if state.alert is not None:

@@ -118,7 +118,7 @@ class StoreDirectory:
                 "that wrote it, or a later one"
             )
         if found.get("crc") != format_crc(found):
-            raise Corrupt(path, 0, "its crc does not match the rest of it: put back a copy of it, from a backup say")
+            raise Corrupt(path, 0, "its crc does not match the rest of it: restore it, for example from a backup")
         if unknown := sorted(set(found.get("needs", ())) - FEATURES):
             raise FormatTooNew(
                 f"{self.root}: needs {', '.join(unknown)}, which this release does not know; use the release that wrote it, or a "

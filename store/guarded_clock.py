@@ -1,8 +1,8 @@
 """The guarded clock: trusted time by the rules of `store.clock`, shared by the processes of a data directory.
 
 `clock.state`   JSON and its CRC: a `ClockState`. Replaced as a whole, about once a minute and at every event.
-                Missing or damaged: the last time that the store's own files tell takes its place.
-`clock.alert`   JSON for operators, there while there is an alert. Whoever removes it (`escrow clock confirm`) confirms.
+                If missing or damaged, the last time in the store's own files is used instead.
+`clock.alert`   JSON for operators, there while there is an alert. Removing it (`escrow clock confirm`) confirms the jump.
 `clock.lock`    held (flock) while one of these is changed.
 
 Writer: every process that keeps time here; each follows the state that another wrote. Nothing is rebuilt from them.
@@ -42,7 +42,7 @@ class Source(Protocol):
 
 
 def read_alert(path: Path) -> dict[str, Any] | None:
-    """What the alert says; {} where somebody else wrote it; None where there is none."""
+    """What the alert says; {} if it was not written by this program; None if there is no alert."""
     try:
         found = json.loads(path.read_text())
     except FileNotFoundError:
@@ -53,7 +53,7 @@ def read_alert(path: Path) -> dict[str, Any] | None:
 
 
 def read_state(directory: Path) -> ClockState | None:
-    """The state that lies there; None where there is none that can be read."""
+    """The stored state; None if there is none or it cannot be read."""
     try:
         found = disk.read_json(directory / STATE_FILE)
         return ClockState.from_dict(found) if found else None
@@ -175,7 +175,7 @@ class GuardedClock:
         return alert is not None and not alert.filed and self._directory is not None
 
     def _file_again(self) -> None:
-        """An alert that found no room on the disk: nobody can confirm it before it lies there."""
+        """Write an alert that found no room on the disk: it cannot be confirmed before it is there."""
         state = self._line.state
         if state.alert is not None and self._is_unfiled() and (filed := self._filed(state.alert)).filed:
             self._line.state = replace(state, alert=filed)
@@ -275,9 +275,9 @@ class GuardedClock:
             LOG.warning("the wall clock is back: the clock alert is over")
         elif event is Event.CONFIRMED:
             by_s = (after.leapt_ms - before.leapt_ms) / 1000
-            LOG.warning("the clock alert was confirmed: time goes on at the wall clock's, %+.1f s", by_s)
+            LOG.warning("the clock alert was confirmed: time continues at the wall clock's, %+.1f s", by_s)
         elif event is Event.FOLLOWED:
-            LOG.warning("the wall clock jumped soon after the machine's start: it is followed, and the wait begins anew")
+            LOG.warning("the wall clock jumped soon after the machine's start: it is followed, and the wait starts over")
         elif event is Event.BELIEVED:
             LOG.info("the wall clock was steady since the machine's start: it is believed")
 
@@ -287,6 +287,6 @@ def _alert_of(found: dict[str, Any] | None) -> Alert | None:
     if found is None:
         return None
     drift_ms, now_ms = (found.get(name, 0) for name in ("drift_ms", "now_ms"))
-    if not isinstance(drift_ms, int) or not isinstance(now_ms, int):  # somebody wrote it by hand
+    if not isinstance(drift_ms, int) or not isinstance(now_ms, int):  # written by hand
         drift_ms = now_ms = 0
     return Alert(str(found.get("reason", FOREIGN)), drift_ms, now_ms, heals=False, filed=True)

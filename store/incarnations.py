@@ -53,13 +53,15 @@ class Lineage(NamedTuple):
         try:
             state = disk.read_json(path)
         except Corrupt as error:
-            raise Corrupt(path, error.offset, f"{error.reason}; put back a copy of it, from the backup say") from error
+            raise Corrupt(path, error.offset, f"{error.reason}; restore a copy of it, for example from the backup") from error
         if state is None:
             return Lineage(store_id)
         try:
             return Lineage(store_id, tuple(_parse(each) for each in state["ancestors"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise Corrupt(path, 0, f"not a list of ancestors ({error!r}); put back a copy of it, from the backup say") from error
+            raise Corrupt(
+                path, 0, f"not a list of ancestors ({error!r}); restore a copy of it, for example from the backup"
+            ) from error
 
     def restored(self, path: Path) -> Lineage:
         """The lineage of a store that is restored from this one's backup, durable in its directory."""

@@ -30,7 +30,7 @@ class Message(NamedTuple):
     own: Mapping[str, str] = NO_PROPERTIES
 
 
-#: So many messages, or ends, of a batch, and more, are worth a look at whether they are alike.
+#: From this many messages, or ends, of a batch on, it pays to look whether they are alike.
 ALIKE_MIN: Final = 8
 
 

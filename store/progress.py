@@ -1,4 +1,4 @@
-"""Progress of long work: called with (done, total, what). Whoever calls may show it; the store never prints."""
+"""Progress of long work: called with (done, total, what). The caller may show it; the store never prints."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ Progress = Callable[[int, int, str], None]
 
 
 def no_progress(_done: int, _total: int, _what: str) -> None:
-    """Progress that nobody watches."""
+    """Ignores progress."""

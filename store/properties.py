@@ -22,7 +22,7 @@ KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
 CHECK_IMMUNITY_TIME_IN_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 DEDUP_KEY: Final = "__DEDUP_KEY__"
-#: A replayed dead letter: only this consumer group gets it, the others pass over it.
+#: A replayed dead letter: only this consumer group gets it, the others skip it.
 FOR_GROUP: Final = "__FOR_GROUP__"
 #: A dead letter: where the message came from, who sent it, and how often it was handed out.
 DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
@@ -51,7 +51,7 @@ OWN_PROPERTIES: Final = frozenset(
 #: How RocketMQ's clients say "later": by level, by time (5.x), and by time in the commercial edition.
 DELAY_PROPERTIES: Final = frozenset({"DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "__STARTDELIVERTIME"})
 _REFUSED_PROPERTIES: Final = OWN_PROPERTIES | DELAY_PROPERTIES
-#: Tags that are longer are worked out each time: what is kept is bounded in bytes, too.
+#: Longer tags are hashed each time: the cache is bounded in bytes, too.
 CACHED_TAGS_MAX: Final = 256
 
 
@@ -116,7 +116,7 @@ def encode_given_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def decode_properties(content: bytes) -> dict[str, str]:
-    """All of them; ValueError where these bytes are no properties."""
+    """All of them; ValueError if these bytes are not properties."""
     pairs = content.decode().split("\x02")[:-1]
     return dict(pair.split("\x01", 1) for pair in pairs)
 

@@ -106,12 +106,12 @@ class _Noted:
         self.half_end = larger("half_end", EdgeSlot.HALF_END)
         self.log_end = larger("log_end", EdgeSlot.LOG_END)
         half_begin = larger("half_begin", EdgeSlot.HALF_BEGIN)
-        self.half_begin = half_begin if half_begin <= self.half_end else 0  # a damaged page; the edge passes over it, too
-        #: Behind log_end there may be batches that a dead process wrote and perhaps acknowledged: the recovery judges them.
+        self.half_begin = half_begin if half_begin <= self.half_end else 0  # a damaged page; the edge ignores it, too
+        #: Behind log_end there may be batches that a dead process wrote and perhaps acknowledged: recovery judges them.
         self.copied_end = self.log_end if checkpoint.get("clean") else None
         self.positions = {int(key): int(following) for key, following in checkpoint.get("positions", [])}
         for key, end in settled_ends(directory).items():
-            # Or a damaged catalogue says so: an op gives one place.
+            # A higher end comes from a damaged catalogue: an op gives one place.
             if is_place(key, end) and end <= self.positions.get(key, 0) + self.op_end:
                 self.positions[key] = max(self.positions.get(key, 0), end)
 
@@ -191,7 +191,7 @@ def _forget_removed(path: Path, manifest: Manifest) -> None:
 
 
 def _clip_consumers(path: Path, places: dict[int, int]) -> None:
-    """Earlier releases copied consumers behind the log: a group that had read beyond it would pass over what comes there now."""
+    """Earlier releases copied consumers behind the log: a group that had read beyond it would skip what is stored there now."""
     consumers = Consumers(path / "consumers", writable=True)
     try:
         if consumers.clip(places):

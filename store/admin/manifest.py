@@ -61,7 +61,7 @@ class Manifest:
     path: Path = field(default_factory=Path)
 
     def write(self, dest: Path) -> None:
-        """Last of all: a directory without it is no backup."""
+        """Written last: a directory without it is not a backup."""
         state = {
             "backup_format": BACKUP_FORMAT,
             "escrow_format": self.format,

@@ -1,4 +1,4 @@
-"""Rebuild: state table and queues anew from the redo log and the commit log, as one command.
+"""Rebuild: state table and queues from the redo log and the commit log, as one command.
 
 The work is `JobStore(rebuild=True)`. The edge's side is opened first. That takes its lock, so that nothing is written meanwhile,
 and recovers it: after a power failure the op queue has zeros where entries were not flushed, which a rebuild would take for holes.
@@ -23,7 +23,7 @@ def rebuild(path: Path, progress: Progress = no_progress) -> dict[str, object]:
     if not (path / EDGE_PUBLISHED).exists():
         raise NotAStore(
             f"{path}: the edge has never been opened here, so nothing was ever stored and there is nothing to rebuild; "
-            "in a store that was copied by hand, open the edge once first: it writes edge.published anew"
+            "in a store that was copied by hand, open the edge once first: it rewrites edge.published"
         )
     # The edge's dedup window is not known here: keep every dedup key.
     edge = EdgeStore(path, dedup_window_s=EVERY_KEY_S, progress=progress)

@@ -29,7 +29,7 @@ from store.io.pages import EdgeSlot
 
 
 def read_checkpoint(root: Path) -> dict[str, Any] | None:
-    """The checkpoint; None if there is none, or none that can be read: recovery reports that."""
+    """The checkpoint; None if it is missing or cannot be read: recovery reports that."""
     try:
         return disk.read_json(root / EDGE_CHECKPOINT, CHECKPOINT_KEYS)
     except Corrupt:

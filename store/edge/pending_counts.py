@@ -1,4 +1,5 @@
-"""Pending halves by producer group: how many, and since when the oldest of each group waits. Volatile: counted anew at every start.
+"""Pending halves by producer group: how many, and since when the oldest of each group waits.
+Volatile: counted again at every start.
 
 `PendingByGroup` is the edge's: exact as of the last op in the log. `change` and `halves` keep it up to date, under the store's
 append lock; `count` makes it from the files, in a thread, while the edge goes on:
@@ -33,7 +34,7 @@ from store.tables.ends import EndsTable
 from store.tables.redo_log import TOTALS
 
 PIECE: Final = 1 << 18
-#: Of the halves that the job has not read, so many are looked at for their age, oldest first.
+#: Of the halves that the job has not read, this many are looked at for their age, oldest first.
 TAIL_HALVES: Final = 65_536
 NEVER_S: Final = 0xFFFF_FFFF
 
@@ -67,7 +68,7 @@ class PendingByGroup:
                     _add(counts, group_no, count)
 
     def change(self, half_offset: int, group_no: int, difference: int) -> None:
-        """A half was ended (-1) or opened again (+1). A group that cannot be told any more is found by counting anew."""
+        """A half was ended (-1) or opened again (+1). If the group is no longer known, count everything again."""
         if group_no < 0:
             self.stale = True
             return
@@ -87,7 +88,7 @@ class PendingByGroup:
 
     # --- in a thread ------------------------------------------------------------------------------------------------------
     def count(self) -> None:
-        """Count everything anew; StoreError or IndexError where files change under our hands: then try again."""
+        """Count everything again. StoreError or IndexError if files change meanwhile: then retry."""
         with self._counting:
             rows = Rows(self._files.directory)
             try:
@@ -152,8 +153,8 @@ class OldestPending:
         self._seen: tuple[int, int] = (-1, -1)
 
     def sample(self, group_count: int) -> npt.NDArray[np.uint32]:
-        """stored_at_s of the oldest pending half by group_no; NEVER_S where there is none. StoreError and IndexError where files
-        change under our hands: then try again."""
+        """stored_at_s of the oldest pending half by group_no; NEVER_S if there is none. StoreError or IndexError if files
+        change meanwhile: then retry."""
         oldest = np.full(group_count, NEVER_S, np.uint32)
         page, topics = self._rows.log.page, self._rows.topics()
         begin = page[EdgeSlot.HALF_BEGIN]

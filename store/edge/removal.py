@@ -7,9 +7,9 @@ A topic is unused when nothing that is stored can still come to a reader under i
 
     1  look through the halves, without a lock: how many of each topic are open or discarded
     2  look at the queues, in the job's catalogue. Extents only go up: what is empty here, and got no place since, is empty
-    3  under the append lock: the halves that came since, and the places that were given. What stays is told why
+    3  under the append lock: the halves that came since, and the places that were given. For what stays, the reason is returned
     4  still under it: the format says that topics may be removed, then REMOVED records with the end of the log, one flush
-    5  a caller that encoded a message before sees that topics were removed and encodes it again: that makes the topic anew
+    5  a caller that encoded a message before sees that topics were removed and encodes it again: that creates the topic again
 
 The number is another topic's only when the log begins behind the place of the removal (`names.py`).
 """

@@ -96,7 +96,7 @@ class EdgeStore:
         files = EdgeFiles(self.directory, default_queues=default_queues, dedup_window_s=dedup_window_s)
         self._state, self.recovery = recover(files, progress)
         if doubted:
-            what = f"{doubted}; made anew from its records and the names in the commit log"
+            what = f"{doubted}; rebuilt from its records and the names in the commit log"
             self.recovery.damage.append((0, 0, what))
         self._files, self.dictionary, self.log, self.runway = files, files.dictionary, files.log, files.runway
         self.half_queue, self.op_queue, self.ends_table = files.half_queue, files.op_queue, files.ends_table
@@ -197,7 +197,7 @@ class EdgeStore:
         return self.append_messages(messages, now_ms)
 
     def has_room(self, halves: Sequence[Message], messages: Sequence[Message], ops: int, size_bytes: int, now_ms: int) -> bool:
-        """Whether these halves, ordinary messages, so many ops and so many bytes of frames fit into files that
+        """Whether these halves and ordinary messages, `ops` ops and `size_bytes` of frames fit into files that
         exist, under names that are known. Then appending makes no file and flushes none, so a thread that must
         not wait for the disk may do it."""
         log, half_end, routes = self.log, self._state.half_end + len(halves), self._routes.known.keys()
@@ -235,7 +235,7 @@ class EdgeStore:
             return self.dictionary.add_group(group)
 
     def add_topic(self, topic: str, queues: int) -> int:
-        """The number of a topic, new or known; a new one is durable on return, with so many queues."""
+        """The number of a topic, new or known; a new one is durable on return, with `queues` queues."""
         with self._append_lock:
             return self.dictionary.add_topic(topic, queues)
 
@@ -274,13 +274,13 @@ class EdgeStore:
             return self.log.end
 
     def reopen(self, op_offset: int) -> int:
-        """The op was found corrupt: work out its half's end again from the ops that can be read. Returns the
+        """The op was found corrupt: determine its half's end again from the ops that can be read. Returns the
         half_offset, -1 if the op was about none."""
         with self._append_lock:
             return self._ends.reopen(op_offset)
 
     def durable_end_of(self, half_offset: int) -> int:
-        """The half's end as of the last op that is flushed: what may be told to others."""
+        """The half's end as of the last flushed op: what may be answered."""
         return self.ends_table[half_offset]
 
     def end_of(self, half_offset: int) -> int:

@@ -110,7 +110,7 @@ class _Source:
 
     # --- frames ---
     def frame(self, offset: int, size: int) -> Frame:
-        """The checked frame at a place; Corrupt where there is none."""
+        """The checked frame at a place; Corrupt if there is none."""
         if (
             size <= 0
             or offset < self.log.begin
@@ -375,7 +375,7 @@ def _marker(at: int, count: int, marker: Any) -> Record:
 
 
 def _journal(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    """(offset, payload) of each record; payload None where bytes follow that are no record."""
+    """(offset, payload) of each record; payload None if bytes follow that are not a record."""
     content = path.read_bytes() if path.exists() else b""
     at = 0
     for end, payload in decode_journal(content):

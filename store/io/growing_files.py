@@ -85,7 +85,7 @@ class GrowingFile:
             self.refresh()
             raise SegmentGone(f"{self._path(start)} does not exist any more") from error
         if len(found) < size and not self.handles.writable:
-            # The queues of a removed topic may have been made anew under the same name.
+            # The queues of a removed topic may have been created again under the same name.
             self.handles.forget(self._path(start))
             found = self.handles.read(self._path(start), size, offset - start)
         if len(found) < size:
@@ -118,7 +118,7 @@ class GrowingFile:
             offset, view = offset + len(piece), view[len(piece) :]
 
     def ensure(self, stop: int) -> None:
-        """Have every byte up to `stop`, from where the first file begins. Does nothing where there is no file."""
+        """Have every byte up to `stop`, from where the first file begins. Does nothing if there is no file."""
         while self._starts and self._reach() < stop:
             last = self._starts[-1]
             if self._length == self.segment_bytes:

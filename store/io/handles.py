@@ -1,11 +1,11 @@
 """Handles: files of many queues under a bounded number of descriptors, read and written in place.
 
 A store may have tens of thousands of topic queues; a process has a thousand descriptors, or a few thousand, and its clients need
-most of them. The descriptor that was not used for longest is closed when another is needed; whoever comes back to its file opens
-it again. That costs a few microseconds, so the bound is low. Nothing is mapped: a file may grow while another process reads it.
+most of them. The least recently used descriptor is closed when another is needed; the next use of its file opens it again.
+That costs a few microseconds, so the bound is low. Nothing is mapped: a file may grow while another process reads it.
 
 What was written is remembered by path until `flush`, which opens a file again where it has to: fdatasync(2) writes the file's
-pages, whoever wrote them. Where very many files are dirty one syncfs(2) takes the place of one fdatasync(2) each.
+pages, whichever descriptor wrote them. If very many files are dirty, one syncfs(2) replaces one fdatasync(2) each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 from store.io import disk
 from store.io.descriptors import descriptors_allowed
 
-#: Up to so many dirty files and directories are flushed one by one.
+#: Up to this many dirty files and directories are flushed one by one.
 ONE_BY_ONE_MAX: Final = 256
 
 

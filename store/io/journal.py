@@ -33,7 +33,7 @@ PAYLOAD_MAX_BYTES: Final = 1 << 24
 SECTOR_BYTES: Final = 512
 _ZERO_SECTOR: Final = bytes(SECTOR_BYTES)
 #: What to do with a journal that nothing can tell again.
-REMEDY: Final = "Put back the file as it was, or go on with what is left of it (escrow store repair)"
+REMEDY: Final = "Restore the file from a copy, or continue with what is left of it (escrow store repair)"
 
 
 def encode(payload: bytes, offset: int) -> bytes:
@@ -113,7 +113,7 @@ def survey_marked(path: Path, slot: int, flushed_bytes: int = 0) -> tuple[Survey
 
 
 def read(path: Path) -> bytes:
-    """The whole file; nothing where there is none."""
+    """The whole file; empty if there is none."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -265,7 +265,7 @@ class Journal:
             raise
 
     def replace(self, payloads: Sequence[bytes]) -> None:
-        """Write the journal anew with these records (compaction)."""
+        """Rewrite the journal with these records (compaction)."""
         data = encode_all(payloads)
         if self._marks is not None:
             self._marks.clear()
@@ -293,6 +293,6 @@ def damage(path: Path, offset: int) -> Corrupt:
     return Corrupt(
         path,
         offset,
-        "damaged: valid records lie behind bytes that are none, and nothing is cut. Put the file back from a backup; "
-        "or keep what can be read of it (escrow store repair)",
+        "damaged: valid records follow bytes that are not a record, so nothing is cut. Restore the file from a "
+        "backup, or keep what can be read of it (escrow store repair)",
     )

@@ -30,7 +30,7 @@ _SEAL_MASK: Final = (1 << 31) - 1
 
 
 class Mark(NamedTuple):
-    """So many bytes of a journal were flushed, and this is their CRC."""
+    """How many bytes of a journal were flushed, and their CRC."""
 
     end: int
     crc: int
@@ -47,7 +47,7 @@ def decode(end: int, seal: int) -> Mark | None:
 
 
 def read(root: Path, slot: int) -> Mark | None:
-    """The mark of a journal of the store in `root`; None where there is none."""
+    """The mark of a journal of the store in `root`; None if it has none."""
     try:
         content = (root / PAGE).read_bytes()
     except FileNotFoundError:
@@ -77,7 +77,7 @@ class MarkWriter:
             disk.close_file(fd)
 
     def note(self, mark: Mark) -> None:
-        """So much is durable: after the flush."""
+        """Set the mark; call it after the flush."""
         if self._slots is not None:
             self._slots[self._slot] = mark.end
             self._slots[self._slot + 1] = seal_of(mark) if mark.end else 0

@@ -4,7 +4,7 @@ A page is 4,096 bytes: i64 slots, little-endian, slot n at byte 8·n, unused one
 aligned 8-byte word. Slot 0 holds the magic. A writer changes a slot only after what it speaks of is durable and in place.
 
 `edge.published` (writer: the edge)            `job.published` (writer: the settling job)
-    1 epoch          opened so many times           1 epoch
+    1 epoch          how often it was opened        1 epoch
     2 log_begin                                     2 generation       directory under transaction/ that is current
     3 log_end        flushed end of the log         3 half_cursor      settled up to here
     4 half_begin                                    4 op_cursor
@@ -20,7 +20,7 @@ aligned 8-byte word. Slot 0 holds the magic. A writer changes a slot only after 
                                                    14 now_ms           of the last settled batch
                                                    15 heartbeat_ms
                                                    16 row_begin        first row of the state table
-                                                   17 tick             counted up when the job's source shall offer a batch
+                                                   17 tick             counted up to have the job's source offer a batch
                                                    18 sequence         of the last batch that was applied
                                                    19 marks_op_cursor  the low-water marks know of the ops before it
                                                    20-27 totals, in the order of `redo_log.TOTALS`
@@ -29,7 +29,7 @@ aligned 8-byte word. Slot 0 holds the magic. A writer changes a slot only after 
 Order matters in two places. An op's half is visible whenever the op is: the writer publishes half_end first, a reader reads op_end
 first. Retention, which must know of every half and op in a part of the log, reads visible_end first and half_end and op_end
 after it: log_end, which is published before them, may speak of records that they do not yet show.
-Volatile: each side writes its page anew when it opens, but for the marks of journals (10 to 13), which their writers keep.
+Volatile: each side rewrites its page when it opens, except for the marks of journals (10 to 13), which their writers keep.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The next stretch of a log, kept in the system's memory ahead of its writer.
 
-A write needs pages, and where they are not there yet the writer waits until the system has found some. That is little where memory
-lies ready. On a virtual machine that gives free memory back to its host it is most of the work: 350 to 600 MB/s instead of 4,000 to
-6,600 (measured; docs/performance.md). So another thread, which has time, reads what was reserved for the log and never written:
-that makes pages of zeros, and the disk is not asked.
+A write needs pages; if there are none yet, the writer waits until the system has found some. Usually that is fast. On a virtual
+machine that gives free memory back to its host it is most of the work: 350 to 600 MB/s instead of 4,000 to 6,600 (measured;
+docs/performance.md). So another thread reads the part of the log that was reserved and never written: that creates pages of
+zeros without reading the disk.
 
-Nothing depends on it: pages that the system takes away again, or that could not be had, cost a writer what they did before.
+Nothing depends on it: without these pages a write costs what it did before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from store.errors import StoreUnusable
 from store.io import disk
 from store.io.segments import segment_name
 
-#: So much lies ready, and is filled up again when half of it is used: some tenths of a second of the fastest writing.
+#: This much is kept ready and refilled when half of it is used: some tenths of a second of the fastest writing.
 AHEAD_BYTES: Final = 64 << 20
 #: Read with one call.
 STEP_BYTES: Final = 8 << 20

@@ -216,7 +216,7 @@ class SegmentedFile:
         self.refresh()
 
     def clear(self) -> None:
-        """Recovery: remove every segment; what was here is made anew."""
+        """Recovery: remove every segment; their content is rebuilt."""
         for start in self._starts:
             self._drop(start)
         self.refresh()

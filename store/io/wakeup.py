@@ -40,7 +40,7 @@ class _Address:
 
 
 class Waker:
-    """Wakes the process that waits at the path. No process there, or a slow one, is no error."""
+    """Wakes the process that waits at the path. It is not an error if no process waits there, or a slow one."""
 
     def __init__(self, path: Path) -> None:
         self._address = _Address(path)

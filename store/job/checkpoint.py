@@ -27,7 +27,7 @@ _KEYS: Final = ("generation", "redo_end", "marker", "ledger", "clean")
 
 
 def read_checkpoint(root: Path) -> dict[str, Any] | None:
-    """None where there is none; Corrupt where it cannot be trusted."""
+    """None if there is none; Corrupt if it cannot be trusted."""
     return disk.read_json(root / JOB_CHECKPOINT, _KEYS)
 
 

@@ -12,7 +12,7 @@ older than fileReservedTime. Its id is then `gone`. (The file itself stays until
 
 The ledger keeps the newest touch of each segment and state file, in the job's checkpoint; a replay touches the same again.
 After a rebuild from the redo log, touches are those of the replayed batches. Times err on the late side: a file may stay longer,
-never shorter. A touch that lies ahead of now (the clock was set back) becomes one of now.
+never shorter. A touch in the future (the clock was set back) counts from now.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Ledger:
         """The first message behind the last entry of begin … end whose frame is before the log's low-water mark.
 
         A topic's entries stand in the order of their release, not of their frames: an entry before that last one may point into a
-        segment that is still there, but it was released even earlier, so its time is over too. Holes at the front are passed over.
+        segment that is still there, but it was released even earlier, so its time is over too. Holes at the front are skipped.
         """
         first = -1
         for start in range(begin, end, 65_536):

@@ -159,7 +159,7 @@ class ShardStore:
                     self.root,
                     redo_offset,
                     f"producer group number {number} is {self.groups[number]!r} here and {name!r} in the redo partition: the "
-                    "numbers of one of them were given anew. Empty this directory to have it rebuilt from the redo topic",
+                    "numbers of one of them were given again. Empty this directory to have it rebuilt from the redo topic",
                 )
             self.groups[number] = name
             self._numbers[name] = number
@@ -238,7 +238,7 @@ class ShardStore:
         return {self._name_of(number): told for number, told in found.items()}
 
     def pending_since_before(self, stored_at_s: int, most: int = TOLD_AGAIN_ROWS) -> Iterator[Ints]:
-        """Half offsets that are pending and were stored before that second, at most so many at a time."""
+        """Half offsets that are pending and were stored before that second, in pieces of limited size."""
         for file_no in self.table.scannable():
             for first in range(0, self._rows_per_file, most):
                 rows = self.table.rows_of(file_no)[first : first + most]

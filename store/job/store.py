@@ -146,7 +146,7 @@ class JobStore:
                 self._unflushed = self.checkpoint_entries * 3 // 4
 
     def _with_room(self, step: Callable[[], None]) -> None:
-        """Repeat a step as long as `no_room` says so. A step may be repeated: values and places are absolute."""
+        """Retry a step as long as `no_room` returns True. A step may be repeated: values and places are absolute."""
         while True:
             try:
                 return step()

@@ -138,7 +138,7 @@ class History:
         return self.log.ops(low, high) if len(chosen) == high - low else self.log.chosen_ops(low + chosen)
 
     def _stored_at_ms(self, half_offset: int) -> int:
-        """0 where it cannot be told: then every op is read."""
+        """0 if unknown: then every op is read."""
         try:
             _, heads, good = self.log.checked_halves(half_offset, half_offset + 1)
         except IndexError:

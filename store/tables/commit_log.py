@@ -61,7 +61,7 @@ class CommitLog:
         if len(data) > room:
             if len(data) > self.segment_bytes:
                 raise BatchTooLarge(f"the batch has {len(data)} bytes, a segment {self.segment_bytes}; send smaller batches")
-            # The place is part of each CRC: pad, then encode anew for the next segment.
+            # The place is part of each CRC: pad, then encode again for the next segment.
             offset = self._pad(room)
             data = frames.encode_batch(heads, tails, offset)
         self.file.write(offset, data)
@@ -141,7 +141,7 @@ class CommitLog:
     def salvage(self, start: int, stop: int, damage: Callable[[int, int, str], None]) -> Iterator[tuple[int, int]]:
         """(commit_log_offset, size) of every valid frame in a range that is known to have been durable.
 
-        Here bytes that are no frame are damage, not a torn tail: each such range goes to `damage(start, stop, reason)`, and the
+        Here bytes that are not a frame are damage, not a torn tail: each such range goes to `damage(start, stop, reason)`, and the
         reading goes on at the next valid frame. A frame's own CRC, which knows its place, makes that certain.
         """
         at = start

@@ -8,8 +8,8 @@
 
 A key's slot: the digest's first 8 bytes (little-endian, unsigned) mod slots, or the next free one behind it, round the end.
 New keys go into the file with the highest number; when it is half full or a quarter of the window old, a new file is begun.
-A key cannot be younger than the oldest one of a later file: where its time says so, the clock was put back meanwhile, and that
-one's time counts. A file goes when its newest key is older than the window.
+A key cannot be younger than the oldest one of a later file: if its time says so, the clock was put back meanwhile, and the
+later file's time counts. A file goes when its newest key is older than the window.
 Rebuilt from: the halves in the log, which carry their key as property `__DEDUP_KEY__`.
 """
 
@@ -32,7 +32,7 @@ SLOT: Final = struct.Struct("<16sqII")
 SLOT_DTYPE: Final = np.dtype([("digest", "V16"), ("half_plus_1", "<i8"), ("stored_at_s", "<u4"), ("body_crc", "<u4")])
 assert SLOT.size == SLOT_DTYPE.itemsize == 32
 SLOTS_MIN: Final = 1 << 14
-#: A table that was filled within the window is followed by one so many times as large: few tables, and so few looks for a key.
+#: A table that was filled within the window is followed by one this many times as large: few tables, and so few lookups for a key.
 GROWTH: Final = 8
 SLOTS_MAX: Final = 1 << 22
 #: As the window: no key is ever too old. For tools, which do not know the edge's own setting.
@@ -61,7 +61,7 @@ class _Table:
             raise Corrupt(
                 path,
                 size,
-                "not a table of dedup keys (its size is no power of two): remove it, its keys are read again",
+                "not a table of dedup keys (its size is not a power of two): remove it; its keys are read again from the log",
             )
         self._segment = Segment(path, 0, size, writable, writable)
         self.slots = len(self._segment.buffer) // SLOT.size
@@ -103,7 +103,7 @@ class _Table:
             self.used += fresh
 
     def is_full(self, count: int) -> bool:
-        """Whether so many more are too many: half of the slots stay free, so that probing is short."""
+        """Whether `count` more keys are too many: half of the slots stay free, so that probing is short."""
         return (self.used + count) * 2 > self.slots
 
     def flush(self) -> None:
@@ -118,8 +118,8 @@ class Dedup:
 
     def __init__(self, directory: Path, window_s: int, *, writable: bool = False) -> None:
         self._directory, self._window_s = directory, window_s
-        #: Tells how much of the last window was a leap of the clock (`clock.py`): it is no age. Whoever keeps the time sets it,
-        #: and is asked each time: a number that is set a moment after the leap would let keys go in between.
+        #: How much of the last window was a leap of the clock (`clock.py`) and so is not age. Set by the owner of the clock and
+        #: called each time: a number that is set a moment after the leap would drop keys in between.
         self.leapt_s: Callable[[], int] = lambda: 0
         self._tables: list[_Table] = []
         self._removed: list[_Table] = []
@@ -141,7 +141,7 @@ class Dedup:
         return None
 
     def find(self, digests: Sequence[bytes], now_s: int) -> dict[bytes, Known]:
-        """What `get` says of many keys; those that lead nowhere are left out."""
+        """`get` for many keys; unknown ones are left out."""
         found: dict[bytes, Known] = {}
         if len(digests) < MANY:
             wanted: Iterable[bytes] = digests
@@ -160,7 +160,7 @@ class Dedup:
             self._tables[-1].put_all(keys)
 
     def has_room(self, count: int, now_s: int) -> bool:
-        """Whether so many new keys need no new table."""
+        """Whether `count` new keys fit without a new table."""
         if not count:
             return True
         last = self._tables[-1] if self._tables else None
@@ -168,7 +168,7 @@ class Dedup:
         return last is not None and not aged and not last.is_full(count)
 
     def ensure(self, count: int, now_s: int, *, keep: bool = False) -> None:
-        """Make room for so many new keys: before they are in the log, so that remembering them cannot meet a full disk.
+        """Make room for `count` new keys, before they are in the log, so that storing them cannot meet a full disk.
         `keep`: forget none meanwhile."""
         if self.has_room(count, now_s):
             return

@@ -5,7 +5,7 @@ quarantine_cursor, entry numbers; 4 round_start + 1: the round_check_start that 
 first seen (asked ops behind it are of that round), 6 proposal_ops: resumes from this op on may be younger than a proposal that
 was not taken; 7 boot: in which boot of the machine the job's files were last seen recovered (after another boot consumers wait for
 the job). Written through the mapping: a power failure may set a cursor back. That is harmless: lapsed check requests are
-passed over by their round, taking a quarantined op again changes nothing, and a proposal older than a resume is passed over.
+skipped by their round, taking a quarantined op again changes nothing, and a proposal older than a resume is skipped.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ SYS_FLAG_PREPARED: Final = 4
 
 
 class Op(NamedTuple):
-    """What is said about a half, as the op log keeps it."""
+    """An op about a half, as the op log keeps it."""
 
     kind: OpKind
     half_offset: int

@@ -23,7 +23,7 @@ NUMBERED_QUEUES: Final = {
     "discard": JobSlot.DISCARD_END,
     "quarantine": JobSlot.QUARANTINE_END,
 }
-#: So many queues are kept in mind (a listing of their directory each): some 30 MB of a writer's memory at most.
+#: At most this many queues are remembered (a listing of their directory each): some 30 MB of a writer's memory at most.
 QUEUES_MAX: Final = 65_536
 POINT: Final = "queue"
 

@@ -36,7 +36,7 @@ class StateTable:
         self.rows_per_file = rows_per_file
         self.file = SegmentedFile(directory, rows_per_file * ROW.itemsize, "state", writable=writable, mapped_writes=True)
         self._rows: dict[int, Rows] = {}
-        #: Pending rows of each file, by file number. Kept by `set_words`; `count_pending` counts anew.
+        #: Pending rows of each file, by file number. Kept by `set_words`; `count_pending` counts again.
         self.pending_by_file: dict[int, int] = {}
 
     @property
@@ -131,7 +131,7 @@ class StateTable:
             self.file.mark_dirty(file_no * self.file.segment_bytes)
 
     def count_pending(self) -> int:
-        """Count every file anew (after opening)."""
+        """Count every file again (after opening)."""
         self.pending_by_file = {file_no: _count_prepared(self.rows_of(file_no)["word"]) for file_no in self.file_numbers()}
         return self.pending
 

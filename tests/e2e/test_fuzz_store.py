@@ -112,7 +112,7 @@ def test_a_published_number_that_cannot_be_is_passed_over(tmp_path, slot):
     with Service(tmp_path / "store", SMALLEST) as service:
         assert (service.edge.half_end, service.edge.op_end, service.edge.half_begin) == (5, 2, 0)
         if slot != 4:
-            assert "passed over" in service.edge.recovery.damage[0][2]
+            assert "ignored" in service.edge.recovery.damage[0][2]
         assert service.send_one() == 5
         assert service.commit(1, 5)[1].verdict.value == "accepted"
 

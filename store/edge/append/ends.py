@@ -188,7 +188,7 @@ class Ending:
             self._writer.ops(ops, now_ms, {})
 
     def reopen(self, op_offset: int) -> int:
-        """The op was found corrupt: work out its half's end again from the ops that can be read, so that
+        """The op was found corrupt: determine its half's end again from the ops that can be read, so that
         check-back settles a half whose only end was lost. Returns the half_offset, -1 if the op was about none.
         A second call changes nothing."""
         op_queue, table = self._files.op_queue, self._files.ends_table

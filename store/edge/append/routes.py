@@ -10,7 +10,7 @@ from store.messages import Message, routes_of
 from store.properties import encode_route
 from store.tables.journals.names import Dictionary, MakerOf, nobody
 
-#: Beyond so many pairs of group and topic, all are learned again.
+#: Beyond this many pairs of group and topic, all are learned again.
 ROUTES_MAX: Final = 1 << 16
 
 

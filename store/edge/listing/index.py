@@ -40,7 +40,7 @@ class Index:
         return sum(len(piece) for piece in self.pieces)
 
     def forget(self) -> None:
-        """Build the index anew: an end was taken back (`EdgeStore.reopen`)."""
+        """Rebuild the index: an end was taken back (`EdgeStore.reopen`)."""
         self.pieces, self.indexed = [], 0
 
     def advance(self, enough: Enough = never) -> None:

@@ -1,7 +1,7 @@
-"""How the ends table is proven when the edge opens, and worked out anew where it is lost.
+"""How the ends table is checked when the edge opens, and rebuilt if it is lost.
 
 A half whose mark is lost could end a second time, the other way round. So the table is used only when its files are all there in
-full, and, after an exit in order, when its CRC is what the checkpoint says. Otherwise it is worked out anew: from the op frames;
+full, and, after an exit in order, when its CRC is what the checkpoint says. Otherwise it is rebuilt: from the op frames;
 and where retention has taken ops of halves that are still there, from the redo log, which has settled those ops.
 """
 
@@ -57,7 +57,7 @@ def why_doubted(files: EdgeFiles, half_begin: int, checkpoint: dict[str, Any]) -
 
 
 def work_out(files: EdgeFiles, state: EdgeState) -> None:
-    """Every mark anew. Corrupt where neither ops nor the redo log tell them all. Ends and queues are recovered by now."""
+    """Rebuild every mark. Corrupt if neither ops nor the redo log have them all. Ends and queues are recovered by now."""
     table, first, stop = files.ends_table, state.half_begin, state.half_end
     marks: Marks = np.zeros(stop - first, np.uint8)
     table.ensure(first, stop)

@@ -1,7 +1,7 @@
 """What the edge's checkpoint knows of journals, so that one that is gone, old or changed is noticed at the next start.
 
 `journals` in edge.checkpoint: {name: [size_bytes, CRC of them] or null}. The dictionary only grows and is flushed with each name,
-so its size is noted at every checkpoint. Consumers and audit have other owners, and consumers is written anew now and then: null
+so its size is noted at every checkpoint. Consumers and audit have other owners, and consumers is rewritten now and then: null
 says that the file is there; size and CRC are noted when the edge closes in order, and their writers mark in the page how far each
 flush reached (`journal_marks.py`): that counts after a kill. Checkpoints of earlier releases have no such key.
 """

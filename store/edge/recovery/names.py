@@ -1,4 +1,4 @@
-"""How the dictionary is proven when the edge opens, and learnt again where it is lost.
+"""How the dictionary is checked when the edge opens, and rebuilt if it is lost.
 
 A number that is given to another name hands one tenant's messages to another. So the dictionary is used only when it is what it
 was: the checkpoint says how long it was and its CRC, and a record that fails its own CRC with valid ones behind it is damage. Where
@@ -43,13 +43,13 @@ from store.tables.state_table import StateTable
 
 _QUEUE_COUNTS: Final = np.arange(1, QUEUES_PER_TOPIC_MAX + 1)
 _GROUP, _TOPIC, _KEY = (PropertyFinder(name) for name in (PGROUP, REAL_TOPIC, KEYS))
-#: So many numbers behind the last one that anything tells may have been given to names that nothing uses.
+#: This many numbers behind the last known one may have been given to names that nothing uses.
 UNTOLD_MAX: Final = 65_536
 _KINDS: Final = {NameKind.GROUP: "group", NameKind.TOPIC: "topic"}
 
 
 def why_doubted(directory: StoreDirectory, checkpoint: dict[str, Any] | None) -> str:
-    """Why the dictionary cannot be used as it is; "" where it can. A torn tail is no doubt."""
+    """Why the dictionary cannot be used as it is; "" if it can. A torn tail is no reason."""
     path, state = directory.root / NAME, checkpoint or {}
     size_bytes, crc = (state.get("journals") or {}).get(NAME) or (0, 0)
     found = journal.survey(path, size_bytes)
@@ -62,7 +62,7 @@ def why_doubted(directory: StoreDirectory, checkpoint: dict[str, Any] | None) ->
     try:
         records = [dictionary.decode(each) for each in found.payloads]
     except ValueError as error:
-        return f"{path}: holds what is no record of a name ({error}): another file was put here"
+        return f"{path}: holds something that is not a record of a name ({error}): another file was put here"
     topics = 1 + max((record.number for record in records if record.kind == NameKind.TOPIC), default=-1)
     if any(topic_of_key(int(key))[0] >= topics for key, _ in state.get("positions", [])):
         return f"{path}: has {topics} topics, and places were given in more: an older copy was put here"
@@ -70,7 +70,7 @@ def why_doubted(directory: StoreDirectory, checkpoint: dict[str, Any] | None) ->
 
 
 def learn_again(directory: StoreDirectory, positions: Iterable[int], default_queues: int, progress: Progress) -> None:
-    """Write the dictionary anew from all that tells names. NamesLost where that does not suffice."""
+    """Rewrite the dictionary from everything that holds names. NamesLost if that is not enough."""
     gathered = _Gathered(directory, default_queues)
     gathered.from_records()
     gathered.from_frames(progress)

@@ -75,7 +75,7 @@ def recover(files: EdgeFiles, progress: Progress) -> tuple[EdgeState, EdgeRecove
     if not recovery.clean:
         _replay(files, state, max(start, published), recovery, progress)
     if state.half_begin > state.half_end:
-        what = f"half_begin is {state.half_begin}, behind the last half {state.half_end}; passed over"
+        what = f"half_begin is {state.half_begin}, behind the last half {state.half_end}; ignored"
         recovery.damage.append((0, 0, what))
         state.half_begin = files.half_queue.begin
     if files.ends_table.file.starts():  # after a clean exit too: a mark there would be taken for that of a later half
@@ -83,12 +83,12 @@ def recover(files: EdgeFiles, progress: Progress) -> tuple[EdgeState, EdgeRecove
     if ends_doubted or not ends_known:
         ends_recovery.work_out(files, state)
     if ends_doubted:
-        recovery.damage.append((0, 0, f"{ends_doubted}; worked out anew"))
+        recovery.damage.append((0, 0, f"{ends_doubted}; rebuilt"))
     return state, recovery
 
 
 def _state_of(files: EdgeFiles, checkpoint: dict[str, Any]) -> EdgeState:
-    # The page is raised after the checkpoint has recorded it: it knows more only where there is no checkpoint.
+    # The page is raised after the checkpoint has recorded it: it knows more only if there is no checkpoint.
     half_begin = int(checkpoint.get("half_begin", files.page[EdgeSlot.HALF_BEGIN]))
     return EdgeState(
         half_begin=max(half_begin, files.half_queue.begin),
@@ -114,7 +114,7 @@ def _read_checkpoint(files: EdgeFiles, recovery: EdgeRecovery) -> dict[str, Any]
             queue.file.clear()
     if not any(doubts):
         return state
-    recovery.damage += [(0, 0, f"{doubt}; made anew from the log") for doubt in doubts if doubt]
+    recovery.damage += [(0, 0, f"{doubt}; rebuilt from the log") for doubt in doubts if doubt]
     kept: dict[str, Any] = {name: state[name] for name in ("positions", "half_begin") if name in state}
     return {**fresh, **kept, "durable_end": int(state["log_end"])}
 
@@ -155,7 +155,7 @@ def settled_ends(directory: StoreDirectory) -> dict[int, int]:
         catalogue = Catalogue(directory.generation(generation) / "catalogue")
         ends = {key: catalogue.extent(key)[1] for key in catalogue.queue_keys()}
         catalogue.close()
-    except Corrupt:  # the job makes it anew; its checkpoint knows nearly as much
+    except Corrupt:  # the job rebuilds it; its checkpoint knows nearly as much
         with contextlib.suppress(Corrupt):
             ends = {int(key): int(end) for key, _, end in (disk.read_json(directory.root / JOB_CHECKPOINT) or {}).get("queues", [])}
     return ends
@@ -171,7 +171,7 @@ def _respect_settled(files: EdgeFiles, state: EdgeState, recovery: EdgeRecovery)
             state.next_offset[key] = max(before, end)
         else:
             where = files.directory.transaction
-            reason = f"{where}: a catalogue ends queue {key} at {end}, of {state.op_end} ops; passed over"
+            reason = f"{where}: a catalogue ends queue {key} at {end}, of {state.op_end} ops; ignored"
             recovery.damage.append((0, 0, reason))
 
 
@@ -192,7 +192,7 @@ def _replay(files: EdgeFiles, state: EdgeState, durable: int, recovery: EdgeReco
     lost = recovery.damage[-1] if recovery.damage else (0, 0, "")
     if durable > start and lost[1] == durable and _all_zero(files, lost[0], durable):
         raise CursorBeyondLog(_beyond(files, lost[0], durable))
-    # Numbers that were acknowledged are not given again, even if damage ate the last frames.
+    # Numbers that were acknowledged are not given again, even if the last frames are damaged.
     replay.reach(*_published_ends(files, state, recovery))
     # 3
     kept = list(files.log.scan(durable))
@@ -212,8 +212,8 @@ def _replay(files: EdgeFiles, state: EdgeState, durable: int, recovery: EdgeReco
 
 
 def _published_ends(files: EdgeFiles, state: EdgeState, recovery: EdgeRecovery) -> tuple[int, int]:
-    """(half_end, op_end) of the page, as far as what damage ate of the log can have held so many: the page is not protected, and
-    a wrong number would have files made for ever."""
+    """(half_end, op_end) of the page, if the damaged part of the log can have held that many: the page has no checksum, and
+    a wrong number would create files without end."""
     lost_bytes = sum(stop - first for first, stop, _ in recovery.damage)
     found = []
     for name, slot, end, least_bytes in (
@@ -223,7 +223,7 @@ def _published_ends(files: EdgeFiles, state: EdgeState, recovery: EdgeRecovery) 
         known = files.page[slot]
         # A restored store whose log has no frame of a kind has the number from its backup alone.
         if (end or not files.log.file.begin) and known > end + lost_bytes // least_bytes:
-            recovery.damage.append((0, 0, f"edge.published: {name} is {known}, the log ends with {end}; passed over"))
+            recovery.damage.append((0, 0, f"edge.published: {name} is {known}, the log ends with {end}; ignored"))
             known = end
         found.append(known)
     return found[0], found[1]
@@ -324,7 +324,7 @@ class _Replay:
                 self._files.learn_names_again(self._state.next_offset, self._progress)
             self._taught.add(numbers)
 
-    # Damage ate some frames. Their entries may still stand in the queue; where they do not, a hole keeps their numbers.
+    # Some frames are damaged. Their entries may still be in the queue; if not, a hole keeps their numbers.
     # A queue without files begins here where the log does not begin at 0 (a restored store): what came before is gone.
     def reach(self, half_end: int, op_end: int) -> None:
         if half_end > self._state.half_end:

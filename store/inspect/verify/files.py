@@ -61,7 +61,7 @@ class Findings:
             self._problems.append(Problem(file, int(offset), reason))
 
     def note(self, file: Path, what: str) -> None:
-        """Something worth knowing that is no problem."""
+        """Worth knowing, and not a problem."""
         self.notes.append(f"{file}: {what}")
 
     def problems(self) -> list[Problem]:

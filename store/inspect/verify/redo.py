@@ -318,7 +318,7 @@ class Replay:
             self._queued[name].append((places, numbers[chosen], states, kinds[chosen] == RedoKind.QUARANTINE_OP))
             if name in _WITH_REASON:
                 bad = ~np.isin(states, (State.DISCARDED_MAX, State.DISCARDED_EXPIRED))
-                self._wrong(slots[chosen], bad, 19, "a reason that is no discard")
+                self._wrong(slots[chosen], bad, 19, "the reason is not a discard")
 
     def _finish(self) -> None:
         parts = self._released or [(np.empty(0, np.int64),) * 4]

@@ -138,7 +138,7 @@ def _check_audit(path: Path, edge: EdgeFiles, findings: Findings) -> None:
         if record.about is None:
             intents.add(number)
         elif record.about not in intents:
-            findings.add(path, at, f"the outcome of record {record.about}, which is no intent, or has an outcome already")
+            findings.add(path, at, f"the outcome of record {record.about}, which is not an intent, or has an outcome already")
         else:
             intents.discard(record.about)
 
@@ -162,7 +162,7 @@ def _check_dedup(path: Path, edge: EdgeFiles, walk: LogWalk, findings: Findings)
             continue
         slots = len(content) // SLOT.size
         if len(content) != slots * SLOT.size or slots & (slots - 1) or slots < dedup.SLOTS_MIN:
-            findings.add(path / name, len(content), f"{len(content)} bytes are no table of dedup slots")
+            findings.add(path / name, len(content), f"{len(content)} bytes are not a table of dedup slots")
             continue
         _check_dedup_table(path / name, content, edge, walk, findings)
 

@@ -12,7 +12,7 @@ never shortened.
 The records are a chain: `prev` of each is the SHA-256 of the payload before it, in hexadecimal digits. Records of before the chain
 have no `prev`; the first one that has covers the last of them. An *anchor* is a message of topic ANCHOR_TOPIC in the commit log:
 its body is the JSON object {"records": n, "sha256": hash of record n - 1's payload}. A record that was changed, removed or put in
-breaks the chain; an audit that was written anew as a whole does not fit the anchors.
+breaks the chain; an audit that was rewritten as a whole does not fit the anchors.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Head(NamedTuple):
 
     @classmethod
     def decode(cls, body: bytes) -> Head:
-        """ValueError where it is no anchor."""
+        """ValueError if it is not an anchor."""
         try:
             found = json.loads(body)
             return cls(int(found["records"]), str(found["sha256"]))
@@ -171,7 +171,9 @@ def check_chain(path: Path, anchors: Iterable[Head] = ()) -> Head:
         hashes.append(hash_of(payload))
     for anchor in anchors:
         if anchor.records > len(hashes):
-            raise Corrupt("audit", len(hashes), f"the commit log tells of {anchor.records} records: the last ones were removed")
+            raise Corrupt(
+                "audit", len(hashes), f"the commit log has an anchor for {anchor.records} records: the last ones were removed"
+            )
         if anchor.records and hashes[anchor.records - 1] != anchor.sha256:
-            raise Corrupt("audit", anchor.records - 1, "the commit log tells of another record: the audit was written anew")
+            raise Corrupt("audit", anchor.records - 1, "the commit log has an anchor for another record: the audit was rewritten")
     return Head(len(hashes), hashes[-1] if hashes else "")

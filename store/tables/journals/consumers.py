@@ -12,7 +12,7 @@
 The last record about an entry counts; an OFFSET ends all records about entries before it, a SEEK all records about its queue.
 Writer: the edge. Truth: rebuilt from nothing. RECEIPTs are written without a flush (they survive the process, and the next flush
 makes them durable); OFFSET, DONE and SEEK are durable before they are reported. When the journal holds far more records than are in
-force, it is written anew with these.
+force, it is rewritten with these.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A journal (`journal.py`) whose payloads are
       0  u8   kind       GROUP 1, TOPIC 2, MAKER 3, REMOVED 4
       1  u8   queues     TOPIC, REMOVED: number of queues, fixed when the topic is made · GROUP: 0 · MAKER: kind of the name that
                          was made
-      2  u16  edition    TOPIC, REMOVED: so many topics had this number before · GROUP, MAKER: 0
+      2  u16  edition    TOPIC, REMOVED: how many topics had this number before · GROUP, MAKER: 0
       4  i32  number     from 0 upwards, for each kind · MAKER: number of the name that was made
       8  i64  place      REMOVED only: end of the commit log when the topic was removed; frames of it lie before
       8  …    name       (REMOVED: at 16) UTF-8 · MAKER: name of the token that made it
@@ -13,7 +13,7 @@ Numbers instead of hashes: a hash confuses "Aa" with "BB". Writer: the edge, bef
 Rebuilt from: the names that frames carry in PGROUP and REAL_TOPIC (`store/edge/recovery/names.py`).
 
 A number never means two topics at a time. A removed topic's number gets another name only when the log begins behind the place of
-the removal: no frame tells the old name then. The new topic goes on where the queues of the old one ended, in the next edition.
+the removal: no frame has the old name then. The new topic continues where the queues of the old one ended, in the next edition.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ def encode(kind: NameKind, queues: int, number: int, name: str, edition: int = 0
 
 
 def decode(payload: bytes) -> NameRecord:
-    """ValueError where it is no record of a dictionary."""
+    """ValueError if it is not a record of a dictionary."""
     try:
         kind, queues, edition, number = RECORD.unpack_from(payload)
         place, at = 0, RECORD.size
         if kind == NameKind.REMOVED:
             (place,), at = PLACE.unpack_from(payload, at), at + PLACE.size
     except struct.error as error:
-        raise ValueError(f"{len(payload)} bytes are no record of a name") from error
+        raise ValueError(f"{len(payload)} bytes are not a record of a name") from error
     return NameRecord(kind, queues, edition, number, payload[at:].decode(), place)
 
 
@@ -118,7 +118,7 @@ class Dictionary:
         self._maker: dict[int, str] = {}
 
     def refresh(self) -> None:
-        """Reader: learn what was added since. All of it where the edge has written the dictionary anew."""
+        """Reader: learn what was added since; everything if the edge has rewritten the dictionary."""
         payloads = self._journal.read_new()
         if self._journal.began_anew:
             self._forget()
@@ -129,7 +129,7 @@ class Dictionary:
         try:
             record = decode(payload)
         except ValueError as error:
-            reason = f"not a record of a name ({error}): another file was put here. Open the edge: it makes the dictionary anew"
+            reason = f"not a record of a name ({error}): another file was put here. Open the edge: it rebuilds the dictionary"
             raise Corrupt(self._journal.path, 0, reason) from error
         kind, number, name = record.kind, record.number, record.name
         if kind == NameKind.GROUP and number == len(self.groups):
@@ -156,7 +156,7 @@ class Dictionary:
             self.topics[number], self.queues[number], self.editions[number] = name, record.queues, record.edition
         else:
             return
-        if name != stand_in(number):  # a dictionary that was made anew may tell of a removed one later than of its namesake
+        if name != stand_in(number):  # a rebuilt dictionary may have a removed one behind its namesake
             self._topic_no.setdefault(name, number)
 
     def _learn_removal(self, record: NameRecord) -> None:
@@ -189,7 +189,7 @@ class Dictionary:
 
     @property
     def topic_numbers_used(self) -> int:
-        """Numbers that no new topic can get: those of topics that are there, and of removed ones that the log still tells of."""
+        """Numbers that no new topic can get: those of topics that are there, and of removed ones that the log still holds."""
         return len(self.topics) - len(self._free)
 
     def add_group(self, name: str) -> int:
@@ -213,7 +213,7 @@ class Dictionary:
             raise InvalidRecord(f"queues: {queues} is not between 1 and {QUEUES_PER_TOPIC_MAX}")
         if self.topic_numbers_used + len(new_topics) > TOPICS_MAX and new_topics:
             raise IllegalName(
-                f"topic: {new_topics[0]}: all the {TOPICS_MAX} numbers of topics are used; remove topics that nobody uses (escrow "
+                f"topic: {new_topics[0]}: all the {TOPICS_MAX} numbers of topics are used; remove unused topics (escrow "
                 "topic remove --unused): their numbers are free when retention has passed the removal"
             )
         first = len(self.groups)

@@ -194,7 +194,7 @@ async def test_anchors_are_messages_that_the_command_holds_the_audit_against(tmp
     assert json.loads((main([*command, "--json"]), capsys.readouterr().out.splitlines()[-1])[1])["records"] == 2
     (settings_for(tmp_path).store_dir / "audit").write_bytes(b"")
     assert main(command) == exits.ERROR
-    assert "tells of 2 records: the last ones were removed" in capsys.readouterr().err
+    assert "an anchor for 2 records: the last ones were removed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("harm", ["gone", "empty", "a record less", "cut off"])

@@ -46,7 +46,7 @@ def test_marks_are_those_of_the_redo_log_and_of_the_ops_behind_it(worn):
     before = next(ends.iterdir()).read_bytes()
     shutil.rmtree(ends)
     worn.open()
-    assert any("worked out anew" in reason for _, _, reason in worn.edge.recovery.damage)
+    assert any("rebuilt" in reason for _, _, reason in worn.edge.recovery.damage)
     first = worn.edge.half_begin  # ids before it are gone
     assert next(ends.iterdir()).read_bytes()[first:] == before[first:]
     assert worn.edge.end_of(first) == State.COMMITTED

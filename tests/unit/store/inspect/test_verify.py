@@ -284,7 +284,7 @@ def test_defect_is_named(root: Path, defect: tuple[str, str, int, bytes | None, 
 
 def test_broken_format_file(root: Path) -> None:
     overwrite(root / FORMAT_FILE, 50, b"0" if (root / FORMAT_FILE).read_bytes()[50:51] != b"0" else b"1")
-    assert named(root) == [(FORMAT_FILE, 0, "its crc does not match the rest of it: put back a copy of it, from a backup say")]
+    assert named(root) == [(FORMAT_FILE, 0, "its crc does not match the rest of it: restore it, for example from a backup")]
     (root / FORMAT_FILE).write_text("{")
     with pytest.raises(NotAStore):
         verify(root)

@@ -73,7 +73,7 @@ def test_anchors_find_what_the_chain_cannot(path):
     assert check_chain(path, anchors).records == 6
     rewrite(path, found[:4])
     assert check_chain(path).records == 4, "a shortened chain is a chain"
-    with pytest.raises(Corrupt, match="tells of 6 records: the last ones were removed"):
+    with pytest.raises(Corrupt, match="an anchor for 6 records: the last ones were removed"):
         check_chain(path, anchors)
     path.unlink()
     audit = Audit(path, writable=True)
@@ -81,7 +81,7 @@ def test_anchors_find_what_the_chain_cannot(path):
         audit.append(record(number))
     audit.close()
     assert check_chain(path).records == 6, "so is one that was written anew"
-    with pytest.raises(Corrupt, match="audit at 2: the commit log tells of another record"):
+    with pytest.raises(Corrupt, match="audit at 2: the commit log has an anchor for another record"):
         check_chain(path, anchors)
 
 
