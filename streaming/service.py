@@ -213,25 +213,25 @@ class JobService:
 
     def _batch(self, rows: DataFrame) -> None:
         phase = _Phases(self.metrics)
-        delivery = collect(rows)
+        delivery = collect(rows)  # 1
         phase("collect")
         now_ms = self.clock.now_ms()
         before = self.store.marker.sequence
-        settled = self.settler.settle(delivery.feed, now_ms)
+        settled = self.settler.settle(delivery.feed, now_ms)  # 2
         count_settled(self.metrics, delivery.feed, settled, now_ms)
         phase("settle")
         if self._spans is not None and settled.ended is not None:
             self._spans.note(settled.ended, now_ms)
             phase("trace")
         with self._room_tried():
-            self._work_on_round(now_ms)
+            self._work_on_round(now_ms)  # 3
         phase("round")
         if self.store.marker.sequence != before:
-            self._notify(settled.effects)
+            self._notify(settled.effects)  # 4
         phase("notify")
         if self.clock.elapsed_ms() >= self._retain_at_ms and not self.rounds.at_work:
             with self._room_tried():
-                self._retain()
+                self._retain()  # 5
             phase("retention")
         self.store.heartbeat(self.clock.elapsed_ms())
         self.batches += 1

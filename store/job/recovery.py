@@ -84,7 +84,7 @@ class Recovery:
         if found.fresh:
             files = self._first_generation()
         elif found.noted is None or found.reason:
-            files = self._rebuild(found.reason, found.noted)
+            files = self._rebuild(found.reason, found.noted)  # 3
         else:
             files = self._resume(found.noted)  # 2, 3
         self._compare_with_log(files.marker)  # 4

@@ -224,8 +224,8 @@ class Settler:
             self.job.commit(batch)
 
     def _round_part(self, rows: Array, first: int, tick: Tick, live: Bools, outstanding: Ints) -> tuple[dict[Decision, int], Ints]:
-        decided = decide(rows, self.policy, live, tick, outstanding)
-        if len(decided.index):
+        decided = decide(rows, self.policy, live, tick, outstanding)  # 5
+        if len(decided.index):  # 6
             batch = self._batch(tick.now_ms)
             words = check_words(rows["word"][decided.index], tick.round_no)
             half_offsets = decided.index + first
