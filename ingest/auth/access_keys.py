@@ -44,7 +44,6 @@ HEADER: Final = """\
 SKEW_MAX_S: Final = 15 * 3600
 _ACCESS_KEY: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 _FIELDS: Final = frozenset({"access_key", "secret_key", "token"})
-_ENTRY: Final = re.compile(r"(?m)^(?=[ \t]*\[\[[ \t]*key[ \t]*\]\])")
 _AUTHORIZATION: Final = re.compile(
     r"MQv2-HMAC-SHA1 +Credential=(?P<key>[^,/ ]{1,128})[^,]{0,256}, *SignedHeaders=x-mq-date-time, *"
     r"Signature=(?P<sign>[0-9a-fA-F]{40})"
@@ -154,42 +153,32 @@ def _key(entry: object, where: str) -> Key:
 
 def load(file: Path) -> list[Key]:
     """All keys of a file; none where there is no file."""
-    return list(parse(_read(file), str(file)).values())
+    return list(parse(secret_files.read(file), str(file)).values())
 
 
 def add(file: Path, token: str, token_id: str) -> tuple[str, str]:
     """A new pair for a token's holder: (access key, secret key)."""
     with secret_files.locked(file):
-        text = _read(file) or HEADER
+        text = secret_files.read(file) or HEADER
         known = parse(text, str(file))
         access_key = next(key for key in iter(lambda: secrets.token_hex(8), "") if key not in known)
         entry = {"access_key": access_key, "secret_key": secrets.token_urlsafe(32), "token": token, "token_id": token_id}
         lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in entry.items())
-        secret_files.write(file, f"{text.rstrip()}\n\n[[key]]\n{lines}")
+        secret_files.replace(file, f"{text.rstrip()}\n\n[[key]]\n{lines}")
     return access_key, entry["secret_key"]
 
 
 def remove(file: Path, which: Callable[[Key], bool]) -> list[Key]:
     """Take keys out of the file: those that were there. The text of the others stays as it is."""
     with secret_files.locked(file):
-        text = _read(file)
+        text = secret_files.read(file)
         known = parse(text, str(file))
         gone = [key for key in known.values() if which(key)]
         if not gone:
             return []
-        begin, *entries = _ENTRY.split(text)
+        begin, *entries = secret_files.entries(text, "key")
         left = "".join(entry for entry, key in zip(entries, known.values(), strict=False) if key not in gone)
         if set(parse(begin + left, str(file)).values()) != set(known.values()) - set(gone):
             raise TokensUnusable(f"{file}: its entries are not written as [[key]] each: change it by hand")
-        secret_files.write(file, begin + left)
+        secret_files.replace(file, begin + left)
     return gone
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text()
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise TokensUnusable(f"{file}: {reason}: give this user access to it, or restore it") from error

@@ -1,13 +1,16 @@
-"""Small files that nobody else may read: written as a whole, durable, 0600 from their first byte on."""
+"""Small files that only their owner may read: written as a whole, durable, 0600 from their first byte on. Some are TOML
+with an entry `[[…]]` for each token or key, which people may edit."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ingest.errors import TokensUnusable
 from store.io import disk
 
 
@@ -24,6 +27,30 @@ def write(file: Path, content: str) -> None:
         os.close(fd)
     temporary.rename(file)
     disk.flush_directory(file.parent, "keys")
+
+
+def replace(file: Path, content: str) -> None:
+    """`write`; TokensUnusable says why not."""
+    try:
+        write(file, content)
+    except OSError as error:
+        raise TokensUnusable(f"{file}: {error.strerror}: give this user write access to its directory") from error
+
+
+def read(file: Path) -> str:
+    """The text; empty if there is no file. TokensUnusable if it cannot be read."""
+    try:
+        return file.read_text()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise TokensUnusable(f"{file}: {reason}: give this user access to it, or restore it") from error
+
+
+def entries(text: str, table: str) -> list[str]:
+    """What stands before the first `[[table]]`, then the text of each entry: joined they are the text again."""
+    return re.split(rf"(?m)^(?=[ \t]*\[\[[ \t]*{table}[ \t]*\]\])", text)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ file, and the edge that runs reads it within a second.
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from base64 import b32encode
 from collections.abc import Callable, Sequence
@@ -22,12 +21,11 @@ HEADER: Final = """\
 # Tokens of Escrow's edge: who may do what. Written by `escrow token`; hashes only, no token can be read out of it.
 # The edge reads it again within a second after a change. Without any [[token]] nobody is let in.
 """
-_ENTRY: Final = re.compile(r"(?m)^(?=[ \t]*\[\[[ \t]*token[ \t]*\]\])")
 
 
 def load(file: Path) -> dict[str, Token]:
     """The tokens of a file by id; none where there is no file."""
-    return parse(_read(file), str(file))
+    return parse(secret_files.read(file), str(file))
 
 
 def add(
@@ -45,7 +43,7 @@ def add(
 ) -> str:
     """A new token. Only its hash is kept: a lost token cannot be shown again. The rules are those of `ingest.auth.grants`."""
     with secret_files.locked(file):
-        text = _read(file)
+        text = secret_files.read(file)
         known = parse(text, str(file))
         id = _fresh_id(known)
         token = f"escrow_{id}_{secrets.token_urlsafe(32)}"
@@ -64,11 +62,11 @@ def add(
 def rotate(file: Path, name_or_id: str, *, old_until: str, expires_at: str = "") -> tuple[str, Token]:
     """A new secret for a token. The old one counts until then; one that was old before counts no more."""
     with secret_files.locked(file):
-        text = _read(file)
+        text = secret_files.read(file)
         known = parse(text, str(file))
         found = _find(known, name_or_id, file)
         token = f"escrow_{found.id}_{secrets.token_urlsafe(32)}"
-        begin, *entries = _ENTRY.split(text)
+        begin, *entries = secret_files.entries(text, "token")
         at = list(known).index(found.id)
         kept = [line for line in entries[at].rstrip("\n").split("\n") if _field(line) not in _changed_by_rotation(expires_at)]
         kept += [f'sha256 = "{digest_of(token).hex()}"', f'old_sha256 = "{found.digest.hex()}"', f"old_until = {old_until}"]
@@ -96,10 +94,10 @@ def _find(known: dict[str, Token], name_or_id: str, file: Path) -> Token:
 def revoke(file: Path, name_or_id: str) -> Token:
     """Take a token out; from the edge's next look on it is not known any more."""
     with secret_files.locked(file):
-        text = _read(file)
+        text = secret_files.read(file)
         known = parse(text, str(file))
         found = _find(known, name_or_id, file)
-        begin, *entries = _ENTRY.split(text)
+        begin, *entries = secret_files.entries(text, "token")
         left = [entry for entry, id in zip(entries, known, strict=False) if id != found.id]
         _replace(file, begin + "".join(left), lambda tokens: set(tokens) == set(known) - {found.id})
     return found
@@ -108,10 +106,7 @@ def revoke(file: Path, name_or_id: str) -> Token:
 def _replace(file: Path, text: str, right: Callable[[dict[str, Token]], bool]) -> None:
     if not right(parse(text, str(file))):
         raise TokensUnusable(f"{file}: its entries are not written as [[token]] each: change it by hand")
-    try:
-        secret_files.write(file, text)
-    except OSError as error:
-        raise TokensUnusable(f"{file}: {error.strerror}: give this user write access to its directory") from error
+    secret_files.replace(file, text)
 
 
 def _fresh_id(known: dict[str, Token]) -> str:
@@ -119,13 +114,3 @@ def _fresh_id(known: dict[str, Token]) -> str:
         id = b32encode(secrets.token_bytes(5)).decode().lower()
         if id not in known:
             return id
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text()
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise TokensUnusable(f"{file}: {reason}: give this user access to it, or restore it") from error

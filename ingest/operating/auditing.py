@@ -46,7 +46,7 @@ LOG: Final = logging.getLogger("escrow.edge")
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """An action, and what became of it. `result` begun: the edge died before it was through."""
+    """An action and its result. `result` begun and `counts` null: the edge died before it was done. `ids`: the first 100."""
 
     no: int
     at_ms: int

@@ -10,13 +10,13 @@ Writer: exactly one process, by pwrite(2). Readers: any process, by pread(2); a 
 from __future__ import annotations
 
 import os
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from pathlib import Path
 
 from store.errors import Corrupt, SegmentGone, StoreUnusable
 from store.io import disk
 from store.io.handles import Handles
-from store.io.segments import list_segments, segment_name
+from store.io.segments import ended_before, list_segments, refuse_gap, segment_name
 
 
 class GrowingFile:
@@ -139,16 +139,14 @@ class GrowingFile:
         return self._starts[-1] + self._length
 
     def _add(self, start: int) -> None:
-        if self._starts and start != self.end:
-            raise StoreUnusable(f"{self._path(start)}: would leave a gap behind {segment_name(self._starts[-1])}")
+        refuse_gap(self._starts, start, self.segment_bytes, self._path(start))
         self.handles.create(self._path(start), self.point)
         self._starts.append(start)
         self._length = 0
 
     def remove_before(self, offset: int) -> int:
         """Retention: remove whole files that end at or before `offset`; the last one stays. Returns how many went."""
-        keep_from = bisect_right(self._starts, offset - self.segment_bytes)
-        gone = self._starts[: min(keep_from, len(self._starts) - 1)]
+        gone = ended_before(self._starts, offset, self.segment_bytes)
         for start in gone:
             disk.remove(Path(self._path(start)), self.point)
             self.handles.forget(self._path(start))

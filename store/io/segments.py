@@ -128,8 +128,7 @@ class SegmentedFile:
             raise SegmentGone(f"{path} does not exist any more") from error
 
     def _create(self, path: Path, start: int) -> None:
-        if self._starts and start != self.end:
-            raise StoreUnusable(f"{path}: would leave a gap behind {segment_name(self._starts[-1])}")
+        refuse_gap(self._starts, start, self.segment_bytes, path)
         disk.create_segment(path, self.segment_bytes, self.point)
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
@@ -227,8 +226,7 @@ class SegmentedFile:
 
     def remove_before(self, offset: int) -> int:
         """Retention: remove whole segments that end at or before `offset`; the last one stays. Returns how many went."""
-        keep_from = bisect_right(self._starts, offset - self.segment_bytes)
-        gone = self._starts[: min(keep_from, len(self._starts) - 1)]
+        gone = ended_before(self._starts, offset, self.segment_bytes)
         for start in gone:
             self._drop(start)
         if gone:
@@ -243,6 +241,17 @@ class SegmentedFile:
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
+
+
+def ended_before(starts: list[int], offset: int, segment_bytes: int) -> list[int]:
+    """The segments that end at or before an offset; never the last one."""
+    return starts[: min(bisect_right(starts, offset - segment_bytes), len(starts) - 1)]
+
+
+def refuse_gap(starts: list[int], start: int, segment_bytes: int, path: Path | str) -> None:
+    """A new segment must follow the last one."""
+    if starts and start != starts[-1] + segment_bytes:
+        raise StoreUnusable(f"{path}: would leave a gap behind {segment_name(starts[-1])}")
 
 
 def list_segments(directory: Path | str, segment_bytes: int) -> list[int]:

@@ -21,8 +21,8 @@ from store.tables.frames import Frame
 from store.tables.presence import Presence
 from store.tables.queue_files import topic_queue_name
 from streaming.service import JobService
+from tests.support.hand_clock import HandClock
 
-START_MS = 1_800_000_000_000
 #: Small files, so that every test crosses their borders.
 SMALL = (
     "commitLogSegmentSize=256KiB",
@@ -37,23 +37,6 @@ SMALL = (
 HALF_MASK = (1 << REASON_SHIFT) - 1
 
 
-class ManualClock:
-    """Wall and steady time that stand still until moved."""
-
-    def __init__(self, now_ms: int = START_MS) -> None:
-        self.wall_ms, self.running_ms = now_ms, 0
-
-    def now_ms(self) -> int:
-        return self.wall_ms
-
-    def steady_ms(self) -> int:
-        return self.running_ms
-
-    def advance(self, seconds: float) -> None:
-        self.wall_ms += int(seconds * 1000)
-        self.running_ms += int(seconds * 1000)
-
-
 class JobWorld:
     """Producer, edge, consumer and operator in one, around a JobService."""
 
@@ -63,7 +46,7 @@ class JobWorld:
     def __init__(self, root: Path, spark: Any, flags: Iterable[str] = (), *, start: bool = True) -> None:
         self.settings = load(None, [f"dataDir={root}", *SMALL, *flags], {})
         self.settings.store_dir.mkdir(parents=True, exist_ok=True)
-        self.clock = ManualClock()
+        self.clock = HandClock()
         self.spark = spark
         self.open_edge()
         self._check_cursor = self._proposal_cursor = self._starts = 0

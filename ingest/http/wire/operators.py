@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -135,24 +135,8 @@ class ActionOut(Struct):
     audit_no: int | None
 
 
-class AuditOut(Struct):
-    """`counts` null: the edge died before it was through. `ids`: the first 100."""
-
-    no: int
-    at_ms: int
-    who: str
-    action: str
-    target: str
-    reason: str
-    filter: dict[str, Any] | None
-    ids: list[str]
-    matched: int
-    counts: dict[str, int] | None
-    result: str
-
-
 class AuditsOut(Struct):
-    records: list[AuditOut]
+    records: list[Audited]
     next: int | None
 
 
@@ -279,7 +263,7 @@ def done(found: Done) -> ActionOut:
 
 
 def audits(found: Sequence[Audited], following: int | None) -> AuditsOut:
-    return AuditsOut([msgspec.convert(each, AuditOut, from_attributes=True) for each in found], following)
+    return AuditsOut(list(found), following)
 
 
 def inspected(id: str, found: Inspected) -> InspectedOut:

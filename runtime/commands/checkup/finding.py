@@ -7,6 +7,10 @@ import pwd
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Final
+
+#: How long a service or a broker may take to answer.
+ANSWER_S: Final = 3.0
 
 
 class Level(StrEnum):

@@ -8,12 +8,10 @@ import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from runtime.commands.checkup.finding import Finding, Level
+from runtime.commands.checkup.finding import ANSWER_S, Finding, Level
 from runtime.settings import Settings
-
-ANSWER_S: Final = 3.0
 
 
 def check_ports(settings: Settings, running: dict[str, Any] | None) -> Iterator[Finding]:

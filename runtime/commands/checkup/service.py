@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 from escrow.api import Api
 from escrow.errors import EscrowError
-from runtime.commands.checkup.finding import Finding, Level
+from runtime.commands.checkup.finding import ANSWER_S, Finding, Level
 from runtime.settings import Settings
 from runtime.supervisor import STATE_FILE
-
-ANSWER_S: Final = 3.0
 
 
 def supervised(settings: Settings) -> dict[str, Any] | None:
