@@ -294,7 +294,7 @@ class Issued(Protocol):
     """What the store tells of ids, and of itself, without reading a message: RocketMQ's clients need it."""
 
     def group_of(self, id: str) -> str:
-        """The producer group of the half that an id names; BadId unless this store issued it."""
+        """The producer group of the half that an id names; BadId unless this edge issued it and the id tells it."""
 
     def transaction_id_of(self, delivery: Delivery) -> str | None:
         """Of a message that a transaction released; None for an ordinary one."""

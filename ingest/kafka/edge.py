@@ -33,6 +33,7 @@ from ingest.kafka.checking.checks import KafkaChecks
 from ingest.kafka.ended.follower import OpFollower
 from ingest.kafka.ending import Ending
 from ingest.kafka.history import KafkaHistories
+from ingest.kafka.issued import KafkaIssued
 from ingest.kafka.job import JobWatch
 from ingest.kafka.keys.follower import KeyFollower
 from ingest.kafka.keys.known import KnownKeys
@@ -111,7 +112,7 @@ class KafkaEdge:
             raise
 
     def offers(self) -> Offers:
-        return Offers(absent=ABSENT)
+        return Offers(issued=KafkaIssued(self.started_at_ms), absent=ABSENT)
 
     def _open_rest(self) -> None:
         """1 writers · 2 the follower of ops · 3 halves and messages · 4 checks and the job."""

@@ -12,6 +12,7 @@ from ingest.rocketmq import wire
 from ingest.rocketmq.calls import Caller
 from ingest.rocketmq.clients import PUSH_VISIBILITY_S, Clients
 from ingest.rocketmq.codes import OK
+from ingest.rocketmq.routing import require_consuming
 from ingest.rocketmq.telemetry import LONG_POLL_S, tags_of
 
 #: A long poll ends so much before the client's own deadline.
@@ -30,9 +31,7 @@ class ConsumerCalls:
 
     @property
     def _consuming(self) -> Consuming:
-        found = self._edge.offers.consuming
-        assert found is not None, "these methods are mounted where it is there"
-        return found
+        return require_consuming(self._edge)
 
     async def receive(
         self, caller: Caller, request: pb.ReceiveMessageRequest, context: Any, hold: Callable[[int], None] | None = None

@@ -1,4 +1,4 @@
-"""The methods of apache.rocketmq.v2.MessagingService, mounted where the edge has what they need.
+"""The methods of apache.rocketmq.v2.MessagingService. What a mode does not have is refused in words.
 
 `calls.py` is what surrounds each call; what they do: `routing.py`, `telemetry.py`, `producing.py`, `consuming.py`.
 """
@@ -22,18 +22,13 @@ from ingest.rocketmq.routing import Routes
 from ingest.rocketmq.telemetry import Telemetry
 
 SERVICE: Final = "apache.rocketmq.v2.MessagingService"
-#: Methods that need the embedded store's ids, or its consumers' side.
-_ISSUED: Final = ("QueryRoute", "EndTransaction")
-_CONSUMING: Final = (
-    "QueryAssignment", "ReceiveMessage", "AckMessage", "ChangeInvisibleDuration", "ForwardMessageToDeadLetterQueue",
-)  # fmt: skip
 
 
 class Service:
     """One service over one edge."""
 
     def __init__(self, edge: Capabilities, signatures: Signatures, clients: Clients) -> None:
-        self._edge, self._calls = edge, Calls(edge, signatures, clients)
+        self._calls = Calls(edge, signatures, clients)
         self._routes, self._telemetry = Routes(edge, clients), Telemetry(edge, clients)
         self._producing, self._consuming = Producing(edge, clients), ConsumerCalls(edge, signatures, clients)
 
@@ -61,33 +56,23 @@ class Service:
                 pb.ForwardMessageToDeadLetterQueueRequest, pb.ForwardMessageToDeadLetterQueueResponse,
             ),
         }  # fmt: skip
-        unary = {name: found for name, found in unary.items() if self._has(name)}
         methods = {
             name: grpc.stream_unary_rpc_method_handler(
                 self._calls.unary(name, call, answer), _decoder(asked), answer.SerializeToString
             )
             for name, (call, asked, answer) in unary.items()
         }
-        if self._has("ReceiveMessage"):
-            methods["ReceiveMessage"] = grpc.stream_stream_rpc_method_handler(
-                self._calls.streamed("ReceiveMessage", self._consuming.receive, pb.ReceiveMessageResponse),
-                _decoder(pb.ReceiveMessageRequest),
-                pb.ReceiveMessageResponse.SerializeToString,
-            )
+        methods["ReceiveMessage"] = grpc.stream_stream_rpc_method_handler(
+            self._calls.streamed("ReceiveMessage", self._consuming.receive, pb.ReceiveMessageResponse),
+            _decoder(pb.ReceiveMessageRequest),
+            pb.ReceiveMessageResponse.SerializeToString,
+        )
         methods["Telemetry"] = grpc.stream_stream_rpc_method_handler(
             self._calls.stream("Telemetry", self._telemetry.serve, pb.TelemetryCommand),
             _decoder(pb.TelemetryCommand),
             pb.TelemetryCommand.SerializeToString,
         )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
-
-    def _has(self, method: str) -> bool:
-        """Whether this edge has what a method needs; gRPC answers UNIMPLEMENTED to the others."""
-        needed = {
-            **dict.fromkeys(_ISSUED, self._edge.offers.issued),
-            **dict.fromkeys(_CONSUMING, self._edge.offers.consuming),
-        }
-        return needed.get(method, self) is not None
 
 
 def _decoder(kind: Any) -> Callable[[bytes], Any]:
