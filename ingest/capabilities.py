@@ -123,7 +123,7 @@ class Checks(Protocol):
         """Changes when a round begins."""
 
     def put_back(self, handover: Handover) -> None:
-        """These reached nobody: another member gets them, in this round still."""
+        """These were not delivered: another member gets them, in this round still."""
 
     def still_asked(self, handover: Handover) -> bool:
         """False when the round is over, or when all of it has ended meanwhile: stop trying then."""
@@ -287,7 +287,7 @@ class Operating(Protocol):
         """(how many queues it has, whether it is new)."""
 
     async def remove_topics(self, wanted: Wanted) -> Removal:
-        """Remove topics that nobody uses."""
+        """Remove topics that are not in use."""
 
 
 class Issued(Protocol):

@@ -85,7 +85,7 @@ class UnsupportedMedia(InvalidRequest):
 
 
 class MatchedMore(EdgeError):
-    """A filter finds more than an operator has seen in his dry run."""
+    """A filter finds more than the operator's dry run showed."""
 
     code, status, field = "matched_more", 409, "expect"
 
@@ -97,7 +97,7 @@ class NotFound(EdgeError):
 
 
 class NoSuchTopic(EdgeError):
-    """A topic that nobody has made, where only operators make topics."""
+    """The topic does not exist, and only operators create topics."""
 
     code, status, field = "no_such_topic", 404, "topic"
 
@@ -147,13 +147,13 @@ class TlsUnusable(EdgeError):
 
 
 class Unauthorized(EdgeError):
-    """Nobody whom the edge knows."""
+    """The caller is not known."""
 
     code, status, field = "unauthorized", 401, "Authorization"
 
 
 class Forbidden(EdgeError):
-    """Somebody known, who may not do this."""
+    """The caller is known and lacks the permission."""
 
     code, status = "forbidden", 403
 
@@ -217,7 +217,7 @@ class NotReady(EdgeError):
 
 
 class OpsMissing(EdgeError):
-    """Kafka mode: ops about a half may be gone from Kafka, so nobody knows how it ended."""
+    """Kafka mode: ops about a half may be gone from Kafka, so its outcome is unknown."""
 
     code, status, retry_after_s = "ops_missing", 503, 60.0
 

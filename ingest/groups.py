@@ -13,7 +13,7 @@
     concurrency = 4               # requests under way at a time
     ca_file = "our-ca.pem"        # trust these authorities instead of the system's
 
-The file is an operator's: nobody can give a group a webhook over the network.
+Only an operator writes the file: a webhook cannot be set over the network.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _webhook(table: Mapping[str, Any], where: str, directory: Path) -> Webhook:
     if bool(secret_file) == bool(secret_env):
         raise GroupsUnusable(f"{where}.secret_file: give either secret_file or secret_env: requests are signed with it")
     if secret_env and _VARIABLE.fullmatch(secret_env) is None:
-        raise GroupsUnusable(f"{where}.secret_env: is no name of a variable: write one such as ESCROW_SECRET_ORDERS")
+        raise GroupsUnusable(f"{where}.secret_env: not the name of a variable: write one such as ESCROW_SECRET_ORDERS")
     ca_file = _text(table, "ca_file", where)
     return Webhook(
         _url(_text(table, "url", where), where),
@@ -187,7 +187,7 @@ def _value(table: Mapping[str, Any], key: Key, default: int, where: str) -> int:
     if key.name not in table:
         return default
     raw = table[key.name]
-    if key.kind == "duration" and isinstance(raw, int) and raw:  # RocketMQ has no such file: nobody knows what it would count
+    if key.kind == "duration" and isinstance(raw, int) and raw:  # RocketMQ has no such file: the unit would be a guess
         raise GroupsUnusable(f'{where}.{key.name}: {raw} has no unit: write a time such as "10m"')
     try:
         value: int = parse_setting(key, raw)

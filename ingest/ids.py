@@ -1,4 +1,4 @@
-"""Transaction ids: the place of a half, sealed, so that nobody can name a half that he was not given.
+"""Transaction ids: the place of a half, sealed, so that a client can name only halves that it was given.
 
 id = base64url without padding of 43 bytes
       0  u8   version        3
@@ -77,7 +77,7 @@ class Place(NamedTuple):
 
 @final
 class Sealed(Sequence[tuple[str, int]]):
-    """(id, half_offset) of halves in a row: the ids as one text, for whoever writes many of them at once."""
+    """(id, half_offset) of halves in a row: the ids as one text, for writing many of them at once."""
 
     __slots__ = ("_text", "first")
 
@@ -114,7 +114,7 @@ class Sealer:
         self._store = bytes.fromhex(store_id)
         self._ancestors = {bytes.fromhex(ancestor): half_end for ancestor, half_end in ancestors.items()}
         if len(self._store) != 8:
-            raise KeysUnusable(f"store id {store_id!r} has not 16 hexadecimal digits")
+            raise KeysUnusable(f"store id {store_id!r} must have 16 hexadecimal digits")
         #: The key is mixed in once; each seal goes on from a copy.
         self._keyed = {key_id(key): keyed(key, SEALS * SEAL_BYTES) for key in reversed(keys)}
         self._key_id = key_id(keys[0])
@@ -156,7 +156,7 @@ class Sealer:
         return LAYOUT.pack(VERSION, self._key_id, self._store, 0, 0, group_no)
 
     def open_all(self, texts: Sequence[str]) -> list[Place | BadId]:
-        """What each id says, or why it is none."""
+        """What each id says, or why it is not valid."""
         if len(texts) >= MANY and (places := self._open_alike(texts)) is not None:
             return list[Place | BadId](places)
         return [self._opened(text) for text in texts]
@@ -205,7 +205,10 @@ class Sealer:
         if store != self._store and half_end is None:
             raise BadId("id: of another store; ends go to the store that took the half")
         if key not in self._keyed:
-            raise BadId("id: sealed with a key that is not here; was the key file replaced? Put the old key back as a further line")
+            raise BadId(
+                "id: sealed with a key that this edge does not have; was the key file replaced? "
+                "Put the old key back as a further line"
+            )
         if not good:
             raise BadId("id: its seal is broken; use the id exactly as it was answered")
         if half_end is not None and half_offset >= half_end:

@@ -103,17 +103,17 @@ class Gate:
     def check_count(self, items: Sequence[object], what: str) -> None:
         most = self._settings.max_messages_per_request
         if not items:
-            raise InvalidRequest(f"{what}: is empty; send at least one")
+            raise InvalidRequest(f"{what}: empty; send at least one")
         if len(items) > most:
-            raise TooLarge(f"{what}: {len(items)} in one request; at most {most} (maxMessagesPerRequest) are taken")
+            raise TooLarge(f"{what}: {len(items)} in one request; the limit is {most} (maxMessagesPerRequest)")
 
     def check_poll(self, member: str, max_requests: int, wait_s: float) -> tuple[int, float]:
-        """How many a poll gets at most, and how long it may wait; or why there is none."""
+        """How many a poll gets at most, and how long it may wait; or why it is refused."""
         self.require_master("polls")
         if not member or len(member) > MEMBER_MAX_CHARACTERS:
-            raise InvalidRequest(f"member: name yourself in 1 to {MEMBER_MAX_CHARACTERS} characters")
+            raise InvalidRequest(f"member: give a name of 1 to {MEMBER_MAX_CHARACTERS} characters")
         if max_requests < 1 or wait_s < 0:
-            raise InvalidRequest("max: ask for at least 1, and wait_s for 0 or more")
+            raise InvalidRequest("max: must be at least 1, and wait_s at least 0")
         return min(max_requests, self._settings.checks_per_poll_max), min(wait_s, self._settings.poll_wait_max_ms / 1000)
 
 

@@ -1,4 +1,4 @@
-"""The transaction service that somebody installed, as a wrapper: it stands between the doors and the edge.
+"""An installed transaction service as a wrapper: it stands between the ports and the edge.
 
 A transaction service (`escrow.transaction_service`, sinks.interfaces.TransactionService) gets halves, commits, rollbacks and check
 requests, wherever they come from: an endpoint, a webhook, a listener. It gets the built-in service as `inner` and passes on to it

@@ -5,7 +5,7 @@ HTTP in front (listener.py, app.py, routes.py), gRPC for RocketMQ's clients (roc
 stdout: one JSON line {"ready": true, "port": …, "url": …, "grpc_port": …} when it accepts, and {"notice": …} for what an operator
 should read.
 stderr: why it could not start or had to stop, in one line. Exit code 0 after SIGTERM or SIGINT, 2 when starting again is of no
-use before somebody has changed something, 1 otherwise.
+use before something was changed, 1 otherwise.
 """
 
 from __future__ import annotations

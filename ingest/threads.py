@@ -1,5 +1,5 @@
 """Threads for code that may block: a plug-in's, that of lists and of the runway. Each gets a few of its own, so that one that hangs
-holds up nobody else, and none keeps the process from ending."""
+holds up no other call, and none keeps the process from ending."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Threads:
             future, function, arguments = call
             try:
                 result, error = function(*arguments), None
-            except BaseException as raised:  # whatever it does: somebody waits
+            except BaseException as raised:  # whatever it raises: a caller waits
                 result, error = None, tellable(raised)
             try:
                 self._loop.call_soon_threadsafe(self._tell, future, result, error)
             except RuntimeError:
-                return  # the loop has ended: nobody waits any more
+                return  # the loop has ended: no caller waits
 
     def _tell(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
         self._busy -= 1
@@ -64,6 +64,6 @@ class Threads:
             future.set_exception(error)
 
     def close(self) -> None:
-        """Threads end when they are through with what they do; nobody waits for them."""
+        """Threads end after their current call; this does not wait for them."""
         for _ in self._threads:
             self._calls.put(None)

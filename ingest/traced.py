@@ -78,7 +78,7 @@ class Tracing:
         return kept if kept is not None else self._edge.transactions.properties_of(id)
 
     def later(self, work: Callable[..., None], *arguments: Any) -> None:
-        """In a thread, out of the way of requests. Tracing may fail; nobody waits for it."""
+        """In a thread, out of the way of requests. Tracing may fail; requests do not wait for it."""
         asyncio.get_running_loop().run_in_executor(None, work, *arguments).add_done_callback(asyncio.Future.exception)
 
     def record(self, what: str, properties: Mapping[str, str], times_ms: tuple[int, int], said: Mapping[str, Any]) -> None:

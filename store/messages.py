@@ -120,5 +120,17 @@ def bodies_of(messages: Sequence[Message]) -> Sequence[bytes]:
     return messages.bodies if type(messages) is AlikeMessages else [message.body for message in messages]
 
 
+def content_bytes_of(messages: Sequence[Message]) -> int:
+    """How long their bodies and properties are together."""
+    if type(messages) is AlikeMessages:
+        return sum(map(len, messages.bodies))
+    size_bytes = 0
+    for message in messages:
+        size_bytes += len(message.body)
+        if message.properties:
+            size_bytes += sum([len(name) + len(text) for name, text in message.properties.items()])
+    return size_bytes
+
+
 def dedup_keys_of(messages: Sequence[Message]) -> Sequence[str]:
     return messages.dedup_keys if type(messages) is AlikeMessages else [message.dedup_key for message in messages]

@@ -20,7 +20,7 @@ are 256 random bits. The file of tokens (TOML, setting tokensFile, `escrow token
 SHA-256 is enough where a password would need a slow hash: a password is guessed from a list, 256 random bits are not, however
 fast the hash; and a slow one would be paid on every request. The comparison takes as long for an unknown id as for a wrong secret.
 
-No file: nobody needs a token, and only loopback may be listened on. A file without a token lets nobody in. Once tokens were read,
+No file: no token is needed, and only loopback may be listened on. A file without a token lets no client in. Once tokens were read,
 a file that is gone or broken leaves them in force (`ingest.auth.reloading_file`): losing a file must not open the door.
 """
 
@@ -99,7 +99,7 @@ class Principal:
             self._refuse(what, f"--consume {topic[:80]}:{group[:80]}")
 
     def require_read(self, topic: str) -> None:
-        """To read a topic by place: whoever may consume it as some group."""
+        """To read a topic by place: any caller that may consume it as some group."""
         if not self.consume.covers_some(topic):
             self._refuse(f"read topic {topic[:80]!r}", f"--consume {topic[:80]}:GROUP")
 
@@ -138,7 +138,7 @@ class Token:
     old_until_s: float = 0.0
 
     def good_until_s(self, digest: bytes) -> float:
-        """How long who shows this is let in; 0 where it is none of the token's secrets."""
+        """Until when this secret is valid; 0 if it is not one of the token's."""
         # Both are compared, whatever the first one says: the answer takes as long.
         is_new, is_old = hmac.compare_digest(digest, self.digest), hmac.compare_digest(digest, self.old_digest)
         return self.expires_at_s if is_new else min(self.expires_at_s, self.old_until_s) if is_old else 0.0
@@ -152,7 +152,7 @@ _NO_TOKEN: Final = Token("", bytes(32), NOBODY, {})
 
 
 class Access:
-    """Knows who somebody is by his Authorization header. For one event loop."""
+    """Identifies a caller by its Authorization header. For one event loop."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class Access:
 
     @property
     def wants_tokens(self) -> bool:
-        """There is a file of them, even if it has none: nobody is taken for a user of this machine."""
+        """There is a tokens file, even an empty one: a caller on loopback is not taken for a user of this machine."""
         return self._watched.get() is not None
 
     @property
@@ -212,7 +212,7 @@ class Access:
 
     @property
     def is_open(self) -> bool:
-        """Nobody needs a token: there is no file of them, and only this machine can come in."""
+        """No token is needed: there is no tokens file, and only this machine can connect."""
         return self._watched.get() is None and self._loopback
 
     @property
@@ -222,7 +222,7 @@ class Access:
         return self._watched.problem
 
     def holder(self, name: str, token_id: str) -> Principal:
-        """The holder of a token, by its id, or by its name where the id is not known; Unauthorized where there is none."""
+        """The holder of a token, by its id, or by its name where the id is not known; Unauthorized if there is no such token."""
         tokens = self._watched.get() or {}
         found = tokens.get(token_id) if token_id else self._named(tokens).get(name)
         if found is None:
@@ -241,7 +241,7 @@ class Access:
             raise Unauthorized("the token has expired: make another one (escrow token new, escrow token rotate)")
 
     def principal(self, authorization: str | None) -> Principal:
-        """Who sends this header; Unauthorized where nobody known does."""
+        """The caller that sends this header; Unauthorized if it is not known."""
         tokens = self._watched.get()
         if tokens is None:
             if self._loopback:
@@ -261,7 +261,7 @@ class Access:
         scheme, _, text = authorization.partition(" ")
         matched = TOKEN.fullmatch(text.strip(" "))
         if scheme.lower() != "bearer" or matched is None:
-            raise Unauthorized("Authorization: is no bearer token; send Bearer escrow_…, exactly as escrow token new printed it")
+            raise Unauthorized("Authorization: not a bearer token; send Bearer escrow_…, exactly as escrow token new printed it")
         # Compared for an unknown id as well: the answer takes as long.
         token = tokens.get(matched[1], _NO_TOKEN)
         until_s = token.good_until_s(digest_of(matched[0]))
@@ -313,14 +313,14 @@ def parse(text: str, where: str) -> dict[str, Token]:
 
 
 def _without_values(error: ValueError) -> str:
-    """Where the TOML breaks, and nothing of what stands there: somebody may have pasted a token."""
+    """Where the TOML breaks, and nothing of what stands there: it may be a token that was pasted."""
     found = re.search(r"at line \d+, column \d+", str(error))
     return found[0] if found else "at its end"
 
 
 def _token(entry: object, where: str) -> Token:
     if not isinstance(entry, dict):
-        raise TokensUnusable(f"{where}: is no table: write [[token]]")
+        raise TokensUnusable(f"{where}: not a table: write [[token]]")
     unknown = sorted(set(entry) - _FIELDS)
     if unknown:
         raise TokensUnusable(f"{where}: {unknown[0][:64]}: no such field; there are {', '.join(sorted(_FIELDS))}")

@@ -12,10 +12,10 @@ file (TOML, setting accessKeysFile, `escrow token access-key` writes it, 0600) h
 
 A key counts as long as its token does: `escrow token revoke` takes both out of use and removes the key. Keys that were made before
 there was a token_id go by the name; `escrow token new` removes such keys of its name, or they would count again. Without any token
-nobody needs a key.
+no key is needed.
 
-The signature covers the time only, so that whoever can read a call on the way can repeat its signature, for as long as the time is
-accepted (SKEW_MAX_S). Use TLS beyond loopback.
+The signature covers the time only. Anyone who can read a call on the way can repeat its signature for as long as
+the time is accepted (SKEW_MAX_S). Use TLS beyond loopback.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Signatures:
         return self._watched.problem
 
     def principal(self, metadata: Mapping[str, str], now_s: float) -> Principal:
-        """Who signed this call; Unauthorized where nobody known did."""
+        """The caller that signed this call; Unauthorized if it is not known."""
         if self._access.is_open:
             callers.check_call(metadata)
             return self._access.principal(None)
@@ -93,7 +93,7 @@ class Signatures:
         # Compared for an unknown key as well: the answer takes as long.
         good = hmac.compare_digest(hmac.digest(key.secret, signed.encode(), "sha1").hex(), matched["sign"].lower())
         if not key.token or not good:
-            raise Unauthorized("authorization: the access key is not known here, or the secret key is not its own")
+            raise Unauthorized("authorization: the access key is not known, or the secret key is not the one that belongs to it")
         _check_time(signed, now_s)
         return self._access.holder(key.token, key.token_id)
 
@@ -102,7 +102,7 @@ class Signatures:
         return self._access.shares
 
     def again(self, principal: Principal) -> Principal:
-        """The same one's roles as they are now: for streams, which outlive changes. Unauthorized where he is gone."""
+        """The same one's roles as they are now: for streams, which outlive changes. Unauthorized if the token is gone."""
         return self._access.principal(None) if self._access.is_open else self._access.holder(principal.name, principal.token_id)
 
 
@@ -110,9 +110,9 @@ def _check_time(signed: str, now_s: float) -> None:
     try:
         at_s = datetime.strptime(f"{signed} +0000", "%Y%m%dT%H%M%SZ %z").timestamp()
     except ValueError:
-        raise Unauthorized("x-mq-date-time: is no time such as 20260131T235959Z") from None
+        raise Unauthorized("x-mq-date-time: not a time such as 20260131T235959Z") from None
     if abs(at_s - now_s) > SKEW_MAX_S:
-        raise Unauthorized("x-mq-date-time: is too far from the time here: set the client's clock")
+        raise Unauthorized("x-mq-date-time: too far from the server's time: set the client's clock")
 
 
 # --- the file ------------------------------------------------------------------------------------------------------------------

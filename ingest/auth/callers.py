@@ -4,10 +4,10 @@
                         name of its own that resolves to 127.0.0.1 (DNS rebinding)
     Origin              browsers send it with requests that a page makes by script and with every POST: it must be ours
     Sec-Fetch-Site      browsers send it with every request to loopback or over TLS, also with the GET of an <img> or
-                        of a link on a page: `same-origin` is our own page, `none` is what somebody typed. Polls are
+                        of a link on a page: `same-origin` is our own page, `none` is a typed address. Polls are
                         GETs and change something: they take messages, and they record checks as asked
-    forwarding headers  a service without tokens takes everybody on loopback for a user of this machine; behind a proxy
-                        on this machine everybody is on loopback
+    forwarding headers  a service without tokens takes every caller on loopback for a user of this machine; behind a proxy
+                        on this machine every caller is on loopback
 
 Programs send none of the browsers' headers and pass.
 """
@@ -46,7 +46,7 @@ _OWN_SITES: Final = (b"same-origin", b"none")
 
 
 def check_page(headers: Mapping[bytes, bytes], *, has_tokens: bool) -> None:
-    """Forbidden where a page of somebody else asks, or a proxy for somebody whom nothing tells apart."""
+    """Forbidden if a page of another site asks, or a proxy for a caller that cannot be told from others."""
     host = headers.get(b"host", b"")
     if not has_tokens:
         check_host(host.decode("latin-1"))
@@ -54,8 +54,7 @@ def check_page(headers: Mapping[bytes, bytes], *, has_tokens: bool) -> None:
     origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
     if site is not None and site.lower() not in _OWN_SITES:
         raise Forbidden(
-            "Sec-Fetch-Site: a page of another origin asks, and only Escrow's own console is served; "
-            "let your server ask, with a token"
+            "Sec-Fetch-Site: requests of pages of other origins are refused; call Escrow from your server, with a token"
         )
     if origin is not None:
         check_origin(origin, host)
@@ -66,7 +65,7 @@ def check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:
     seen: set[bytes] = set()
     for name, _ in headers:
         if name in seen and name in _SINGLE:
-            raise InvalidRequest(f"{name.decode('latin-1')}: is there twice: send it once", "headers")
+            raise InvalidRequest(f"{name.decode('latin-1')}: sent twice: send it once", "headers")
         seen.add(name)
 
 
@@ -77,14 +76,14 @@ def check_call(metadata: Mapping[str, str]) -> None:
 
 def check_host(host: str) -> None:
     if not _is_loopback_host(host):
-        raise Forbidden("Host: is no name of loopback; call 127.0.0.1 or localhost, or make tokens (escrow token new)")
+        raise Forbidden("Host: not a loopback name; call 127.0.0.1 or localhost, or make tokens (escrow token new)")
 
 
 def check_forwarding(forwarding: frozenset[Any], headers: Mapping[Any, Any]) -> None:
     if not forwarding.isdisjoint(headers):
         raise Forbidden(
-            "a proxy passed this on (Forwarded, X-Forwarded-For, X-Real-IP or Via is there), and without tokens nobody "
-            "behind it can be told apart: make tokens (escrow token new)"
+            "a proxy passed this on (Forwarded, X-Forwarded-For, X-Real-IP or Via is there), and without tokens its "
+            "callers cannot be told apart: make tokens (escrow token new)"
         )
 
 

@@ -1,7 +1,7 @@
 """A small file of settings that is read again when it changes: tokens, groups.
 
-Whether it changed is asked when somebody uses it, at most once a second, by one stat(2); nothing runs in between. A new content
-that cannot be used leaves the old one in force: an operator's slip must not lock everybody out, or let everybody in. `problem`
+Each use checks for a change, at most once a second, by one stat(2); nothing runs in between. A new content
+that cannot be used leaves the old one in force: an operator's slip must not lock all clients out, or let all in. `problem`
 says what is wrong until it is repaired, and the log has it once.
 """
 

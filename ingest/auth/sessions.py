@@ -1,11 +1,12 @@
 """Sessions of operators who look at the console in a browser.
 
-Who shows an operator's token at the console gets a cookie: a random id, of use only here, that no script can read and that the
-browser sends to nobody else (HttpOnly, SameSite=Strict). What it stands for is known to this process only and is forgotten when it
-ends. The token itself is looked at again with every request, so that to revoke it ends its sessions.
+A login with an operator's token sets a cookie: a random id that no script can read and that the browser sends to
+this server only (HttpOnly, SameSite=Strict). Only this process knows what it stands for, and forgets it at its end.
+Every request checks the token again, so revoking it ends its sessions.
 
-A cookie is sent whether the operator wants it or not. So an action also needs the session's second secret in a header, which only a
-page of ours can know; and where a browser tells from which page a request comes, it must be ours (`ingest.auth.callers`).
+A browser sends the cookie with every request. So an action also needs the session's second secret in a header, which
+only a page of ours can know; and if the browser says which page a request comes from, it must be ours
+(`ingest.auth.callers`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ COOKIE: Final = "escrow_session"
 CSRF_HEADER: Final = b"x-escrow-csrf"
 #: Beyond it the session that was used least lately ends.
 SESSIONS_MAX: Final = 256
-#: A session that nobody uses ends after this share of its time.
+#: An idle session ends after this share of its lifetime.
 IDLE_SHARE: Final = 0.25
 
 

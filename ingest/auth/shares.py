@@ -1,19 +1,19 @@
 """What one token may take of the edge: requests and bytes a second, requests at a time, and bytes that are held for it
 (tokenRequestsMax, tokenBytesMax, tokenInFlightMax, tokenHeldBytesMax). Without tokens, and where all are 0, nothing is counted.
 
-Whoever sends faster is slowed down, not refused: a request waits until its token's rate allows it, which also keeps its connection
-from sending the next one. Only what would have to wait longer than WAIT_MAX_S is refused, with 429; ends never are, since an
-end that is refused becomes a check. A second's worth may come at once.
+A token that sends faster is slowed down, not refused: a request waits until its token's rate allows it, which also
+keeps its connection from sending the next one. A request that would wait longer than WAIT_MAX_S is refused with 429.
+Ends are never refused, since a refused end becomes a check. A burst of one second's worth is allowed.
 
 Held bytes are one account for each token, over HTTP and gRPC:
 
     a request           REQUEST_BYTES while it is under way, also one that waits (a long poll), and an open gRPC stream
     its body            as long as it says it is, from its head on; what is longer as it arrives
-    a gRPC message      maxRequestSize while it is received (nobody knows its size), its size afterwards
+    a gRPC message      maxRequestSize while it is received (its size is not known yet), its size afterwards
     messages of a poll  from when they are taken until the answer has been taken
     an answer           until the client has taken it, where it is too large for the connection's buffer
 
-What does not fit is refused with 429; a gRPC message is left with its sender until there is room. Whoever holds nothing may
+What does not fit is refused with 429; a gRPC message is left with its sender until there is room. A token that holds nothing may
 always hold one thing, so that no setting shuts a token out. The last part of the account (ENDS_PART) is for ends, acknowledgements
 and the like alone.
 """
@@ -66,7 +66,7 @@ class Share:
         return max(self._requests_debt_s, self._bytes_debt_s) - 1.0
 
     def forgive(self) -> None:
-        """Nobody waits longer than WAIT_MAX_S, and so nobody owes more: not what patient requests took beyond it."""
+        """No request waits longer than WAIT_MAX_S, so no token owes more, whatever patient requests took beyond it."""
         self._requests_debt_s = min(self._requests_debt_s, 1.0 + WAIT_MAX_S)
         self._bytes_debt_s = min(self._bytes_debt_s, 1.0 + WAIT_MAX_S)
 
@@ -133,7 +133,7 @@ class Shares:
 
     @asynccontextmanager
     async def room(self, name: str) -> AsyncIterator[None]:
-        """Around the receipt of a message whose size nobody knows; waits, in turn, until there is room for the largest."""
+        """Around the receipt of a message of unknown size; waits, in turn, until there is room for the largest."""
         share, size_bytes = self._of(name), self._request_max
         if share.waiting or not self._fits(share, size_bytes, is_end=False):
             await self._wait_for_room(share, size_bytes)

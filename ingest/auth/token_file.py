@@ -19,7 +19,7 @@ from ingest.errors import TokensUnusable
 
 HEADER: Final = """\
 # Tokens of Escrow's edge: who may do what. Written by `escrow token`; hashes only, no token can be read out of it.
-# The edge reads it again within a second after a change. Without any [[token]] nobody is let in.
+# The edge reads it again within a second after a change. Without any [[token]] every client is refused.
 """
 
 

@@ -54,7 +54,7 @@ class CheckRequest(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """An entry of the check queue that nobody has got yet."""
+    """An entry of the check queue that was not handed over yet."""
 
     half_offset: int
     commit_log_offset: int
@@ -64,7 +64,7 @@ class _Waiting(NamedTuple):
 
 @dataclass(slots=True)
 class Handover:
-    """What one poll is given. Whoever writes it to the member says afterwards whether that worked."""
+    """What one poll is given. The caller that writes it to the member says afterwards whether that worked."""
 
     group: str
     member: str
@@ -88,7 +88,7 @@ class Handover:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Somebody who takes a group's check requests. `via`: poll, webhook, stream (a RocketMQ client's), plug-in or listener."""
+    """A taker of a group's check requests. `via`: poll, webhook, stream (a RocketMQ client's), plug-in or listener."""
 
     member: str
     last_seen_ms: int
@@ -170,7 +170,7 @@ class CheckDelivery:
         self._round_start, self._at = start, max(start, topics.queue("check").begin)
 
     def _still_asked_now(self) -> list[tuple[int, _Waiting]]:
-        """Operators' requests that nobody has taken, each once, and not those whose half has ended."""
+        """Operators' requests that were not taken yet, each once, without those whose half has ended."""
         found = {
             each.half_offset: (group_no, each)
             for group_no in set(self._asked_now.values())
@@ -227,7 +227,8 @@ class CheckDelivery:
         """Have members asked about these halves next; (verdict, what to know about it) for each."""
         topics = self.topics()
         if topics is None or not self._enabled:
-            return [("refused", "no job runs here, or checks are switched off: nobody would count the answer")] * len(half_offsets)
+            why = "no job runs, or checks are switched off (checkTransactionMessageEnable): the answer would not count"
+            return [("refused", why)] * len(half_offsets)
         rows, cursor = topics.rows(np.array(half_offsets, np.int64)), topics.page[JobSlot.HALF_CURSOR]
         return [
             self._ask_now(half_offset, row) if half_offset < cursor else ("refused", "the job has not read it yet: try again")
@@ -286,7 +287,7 @@ class CheckDelivery:
             await self._wait(group, min(left_s, self._refresh_s))
 
     def seen(self, group: str, member: str, via: str) -> None:
-        """Somebody is there for the group. A group without halves has no number, and nobody will be asked for it."""
+        """A member is there for the group. A group without halves has no number, and no request will come for it."""
         group_no, seen_ms = self._store.dictionary.group_no(group), self._clock.elapsed_ms()
         if group_no is None:
             return
@@ -308,7 +309,7 @@ class CheckDelivery:
             pass
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self._wake(group)  # the wake was for somebody who has gone: pass it on
+                self._wake(group)  # this poll has left: pass the wake on
             raise
         finally:
             if waiter in waiters:
@@ -338,7 +339,7 @@ class CheckDelivery:
             waiting = queue.popleft()
             if self._store.end_of(waiting.half_offset):
                 self._asked_now.pop(waiting.half_offset, None)
-                continue  # ended meanwhile: nobody needs to be asked
+                continue  # ended meanwhile: no need to ask
             if waiting.half_offset in passing_over:
                 passed_over.append(waiting)
                 continue

@@ -40,12 +40,12 @@ ANSWER_MAX_BYTES: Final = 64 << 10
 SECRET_MIN_CHARACTERS: Final = 16
 OUTCOMES: Final = ("commit", "rollback", "unknown")
 _AGAIN: Final = frozenset({408, 425, 429})
-# It would log every URL, and a query may hold what is nobody's business.
+# It would log every URL, and a query may hold a secret.
 logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 class NotHandedOver(Exception):
-    """A check request reached nobody; the text says why. `again`: the same may work in a moment."""
+    """A check request was not delivered; the text says why. `again`: a retry may work in a moment."""
 
     def __init__(self, text: str, *, again: bool = False) -> None:
         super().__init__(text)
@@ -92,7 +92,7 @@ class WebhookClient:
         self._errors = (httpx.HTTPError, httpx.InvalidURL, OSError)
         self.group, self.webhook = group, webhook
         parts = urlsplit(webhook.url)
-        #: For the status: a path or a query may hold what is nobody's business.
+        #: For the status: a path or a query may hold a secret.
         self.shown = f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}"
         self._client = httpx.AsyncClient(
             # Neither a proxy nor anything else from the environment: requests go where the file says.
@@ -138,7 +138,7 @@ class WebhookClient:
             except (OSError, UnicodeDecodeError) as error:
                 raise NotHandedOver(f"secret: {where}: {type(error).__name__}: give this user access to it") from None
         if len(secret) < SECRET_MIN_CHARACTERS:
-            raise NotHandedOver(f"secret: {where}: has less than {SECRET_MIN_CHARACTERS} characters: put a longer one there")
+            raise NotHandedOver(f"secret: {where}: has fewer than {SECRET_MIN_CHARACTERS} characters: use a longer one")
         return secret
 
     async def close(self) -> None:

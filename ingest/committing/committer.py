@@ -37,7 +37,7 @@ from ingest.committing.flusher import make_flusher
 from ingest.errors import Closing, EdgeFailed, Overloaded
 from store.edge.store import EdgeStore, End
 from store.errors import StoreError
-from store.messages import AlikeMessages, Message, joined
+from store.messages import Message, content_bytes_of, joined
 from store.tables.ends import Answer
 
 #: Ends that may wait. Far more than halves can bring about; beyond it halves are refused too.
@@ -86,7 +86,7 @@ class Committer:
     def _put_messages(
         self, queue: deque[Work], messages: Sequence[Message], appended: Callable[[], None] | None = None
     ) -> asyncio.Future[Sequence[int]]:
-        size_bytes = _size_bytes(messages)
+        size_bytes = MESSAGE_BYTES * len(messages) + content_bytes_of(messages)
         full = self.queued_bytes > 0 and self.queued_bytes + size_bytes > self._queued_bytes_max
         if full or self._ends_waiting >= ENDS_MAX:
             self.counters.refused_for_load += 1
@@ -184,7 +184,7 @@ class Committer:
         return self._store.has_room(halves, messages, ops, size_bytes, now_ms)
 
     def _finish(self, cycle: Cycle) -> None:
-        """Tell everybody, and go on with what came meanwhile."""
+        """Answer all callers, and go on with what came meanwhile."""
         self.counters.cycles += 1
         self.queued_bytes -= cycle.released_bytes
         self._ends_waiting -= cycle.ended
@@ -238,15 +238,3 @@ class Committer:
 
     def _give_up(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self.fail, reason(error))
-
-
-def _size_bytes(messages: Sequence[Message]) -> int:
-    """What messages take while they wait."""
-    size_bytes = MESSAGE_BYTES * len(messages)
-    if type(messages) is AlikeMessages:
-        return size_bytes + sum(map(len, messages.bodies))
-    for message in messages:
-        size_bytes += len(message.body)
-        if message.properties:
-            size_bytes += sum([len(name) + len(text) for name, text in message.properties.items()])
-    return size_bytes

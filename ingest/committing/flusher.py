@@ -15,8 +15,8 @@ FLUSHES_MAX: Final = 4
 
 
 class KernelFlusher:
-    """A store.io.disk.Flusher, used by one thread. `fileno` becomes readable when a flush is through, and `collect` tells whoever
-    asked for it."""
+    """A store.io.disk.Flusher, used by one thread. `fileno` becomes readable when a flush is through; `collect` then
+    tells its callers."""
 
     def __init__(self) -> None:
         self._context = linux_aio.Context(FLUSHES_MAX)

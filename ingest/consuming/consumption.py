@@ -134,9 +134,9 @@ class Consumption:
         hears how many bytes it is about to take; where it raises, they stay for others."""
         self._check_names(topic, group)
         if not consumer or len(consumer) > CONSUMER_MAX_CHARACTERS:
-            raise InvalidRequest(f"consumer: name yourself in 1 to {CONSUMER_MAX_CHARACTERS} characters")
+            raise InvalidRequest(f"consumer: give a name of 1 to {CONSUMER_MAX_CHARACTERS} characters")
         if max_messages < 1 or not wait_s >= 0:
-            raise InvalidRequest("max: ask for at least 1, and wait_s for 0 or more")
+            raise InvalidRequest("max: must be at least 1, and wait_s at least 0")
         count = min(max_messages, self._settings.messages_per_poll_max)
         visibility_ms = self._visibility_ms(visibility_s, least_ms=1)
         ask = _Ask(topic, group, parse_tags(tags), parse_start(start, "from"), count, visibility_ms, hold)
@@ -147,9 +147,7 @@ class Consumption:
     def _check_names(self, topic: str, group: str) -> None:
         self._refuse("consumers")
         if topic in RESERVED_TOPICS:
-            raise InvalidRequest(
-                f"topic: {topic} is Escrow's own; nobody consumes it. Name the topic that messages are released in"
-            )
+            raise InvalidRequest(f"topic: {topic} is internal and cannot be consumed: name the topic that messages are released to")
         check_name(topic, "topic")
         topic_of(group)
 
@@ -294,9 +292,7 @@ class Consumption:
         self._check_names(topic, group)
         most = self._settings.max_messages_per_request
         if not 1 <= len(receipts) <= most:
-            raise InvalidRequest(
-                f"receipts: {len(receipts)} in one request; between 1 and {most} (maxMessagesPerRequest) are taken"
-            )
+            raise InvalidRequest(f"receipts: {len(receipts)} in one request; send between 1 and {most} (maxMessagesPerRequest)")
         opened = [self._receipts.open(text, f"receipts[{number}]") for number, text in enumerate(receipts)]
         group_no, queue_keys = self._store.dictionary.group_no(group), set(self._places.queue_keys(topic))
         holds = self._store.lineage.holds
@@ -324,7 +320,7 @@ class Consumption:
     async def dead_letters(self, group: str, *, after: str = "", max_letters: int = 32) -> tuple[list[DeadLetter], str | None]:
         """Open dead letters of a group, oldest first, and the `after` for the next ones; None where these are the last."""
         if max_letters < 1:
-            raise InvalidRequest("max: ask for at least 1")
+            raise InvalidRequest("max: must be at least 1")
         self._news.read_ops()
         return self._burials.letters.page(group, after, min(max_letters, self._settings.messages_per_poll_max))
 

@@ -5,7 +5,7 @@ done only when that message is durable. A crash between the two makes a second l
 open until the group has replayed it (or consumed it: the topic can be polled like any other, and nothing in it dies again).
 
 A replay appends the message to its origin topic and queue, with the property `__FOR_GROUP__`: only this group gets it, the others
-pass over it. So the group's consumers find it where they read anyway, and nobody else is told twice.
+pass over it. So the group's consumers find it where they read anyway, and other groups do not get it twice.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Letter:
 def topic_of(group: str) -> str:
     check_name(group, "group")
     if len(group) > GROUP_MAX_BYTES:
-        raise InvalidRequest(f"group: {group[:40]!r}… is longer than {GROUP_MAX_BYTES} bytes, which a consumer group may have")
+        raise InvalidRequest(f"group: {group[:40]!r}… is longer than {GROUP_MAX_BYTES} bytes, the limit for consumer groups")
     return DLQ_PREFIX + group
 
 
@@ -70,7 +70,7 @@ def parse_letter(text: str, topic_no: int | None, field: str, lineage: Lineage) 
     try:
         letter = Letter((topic_no or 0) << QUEUE_ID_BITS | int(queue_id, 16), int(queue_offset, 16), lineage.tag)
     except ValueError:
-        raise InvalidRequest(f"{field}: {text[:40]!r} names no dead letter: take the id from the list") from None
+        raise InvalidRequest(f"{field}: {text[:40]!r} is not the id of a dead letter: take the id from the list") from None
     if not lineage.holds(tag, letter.queue_key, letter.queue_offset):
         raise InvalidRequest(
             f"{field}: {text[:40]!r} is from after the backup that this store was restored from: take the id from the list again"

@@ -23,7 +23,7 @@ from store.properties import (
 from store.records import topic_of_key
 from store.tables.frames import Frame, FrameKind
 
-#: Told in fields of their own, or nobody's business but Escrow's.
+#: Told in fields of their own, or internal to Escrow.
 _HIDDEN: Final = OWN_PROPERTIES | {KEYS, TAGS}
 _ALL: Final = TagFilter()
 
@@ -118,7 +118,7 @@ class DeadLetter(_Content):
 
 
 def dead_letter(id: str, frame: Frame) -> DeadLetter:
-    """A frame of a dead-letter topic; one that somebody else put there has no origin."""
+    """A frame of a dead-letter topic; one that was sent there directly has no origin."""
     said = frame.properties
     queue_id, queue_offset, attempts = (
         int(said[name]) if said.get(name, "").isdecimal() else -1 for name in (DLQ_ORIGIN_QUEUE, DLQ_ORIGIN_OFFSET, DLQ_ATTEMPTS)

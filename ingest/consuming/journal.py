@@ -1,6 +1,6 @@
 """The ledger: writes what consumers were given and what they have done into the journal `consumers`, for many callers at once.
 
-Two threads, so that the event loop never waits for the disk and a hand-out never waits for somebody else's flush:
+Two threads, so that the event loop never waits for the disk and a hand-out never waits for the flush of another request:
 
     pen        takes all records that wait, writes them with one write; hand-outs are told now: they survive `kill -9`
     flusher    one flush for all that was written before it began; acknowledgements are told then: they survive the machine
@@ -34,8 +34,8 @@ class _Note:
 
 
 class Owed:
-    """Records that met a full disk. Their callers were told so, but what they did in memory stands: said again, it is "done" at
-    once, and that must be true in the journal first. Hand-outs are not owed: whoever met the full disk has given them back."""
+    """Records that met a full disk. Their callers were told so, but what they did in memory stands: said again, it is
+    "done" at once, and that must be true in the journal first. Hand-outs are not owed: their poll has given them back."""
 
     def __init__(self) -> None:
         self._of: dict[tuple[int, int], list[ConsumerRecord]] = {}
@@ -121,11 +121,11 @@ class Ledger:
                 note.future.set_result(None)
             else:
                 note.future.set_exception(error)
-                note.future.exception()  # nobody may be waiting for it
+                note.future.exception()  # perhaps no caller waits for it
 
     # --- in the threads -----------------------------------------------------------------------------------------------------------
     def _run(self, work: Callable[[], None]) -> None:
-        """A thread that ends before its time ends the edge, and nobody waits for it."""
+        """A thread that ends before its time ends the edge; callers do not wait for it."""
         try:
             work()
         except BaseException as error:

@@ -91,11 +91,11 @@ class TopicPages:
 
     def _topic_no(self, topic: str) -> int:
         if topic in RESERVED_TOPICS:
-            raise InvalidRequest(f"topic: {topic} is Escrow's own; name the topic that messages are released in")
+            raise InvalidRequest(f"topic: {topic} is internal and cannot be consumed: name the topic that messages are released to")
         check_name(topic, "topic")
         topic_no = self._store.dictionary.topic_no(topic)
         if topic_no is None:
-            raise NoSuchTopic(f"topic: there is no topic {topic}; it is made by the first message for it, or by an operator")
+            raise NoSuchTopic(f"topic: topic {topic} does not exist; the first message for it creates it, or an operator")
         return topic_no
 
     def _identity(self, topic_no: int) -> Identity:

@@ -5,7 +5,7 @@ its incarnation follow; then `-` and the seal, 16 digits: a keyed BLAKE2b of wha
 
 It counts as long as it is the last one of its entry: a later hand-out or another visibility time makes it stale. It is made of what
 the journal keeps, so it is good after a restart too, and after a restore if the backup holds its message. The seal binds it to its
-consumer group: nobody makes one for a message that was not handed to them. One without a seal, or with a wrong one, is stale.
+consumer group: it cannot be forged for a message that was not handed out. One without a seal, or with a wrong one, is stale.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class ReceiptSealer:
         return f"{said}-{_seal(self._keyed[0], said)}"
 
     def open(self, text: str, field_name: str) -> tuple[Receipt, bool]:
-        """What it says, and whether it was sealed here; InvalidRequest where it is none."""
+        """What it says, and whether it was sealed here; InvalidRequest if it is not a receipt."""
         found = _FORM.fullmatch(text)
         if found is None:
-            raise InvalidRequest(f"{field_name}: {text[:40]!r} is no receipt: send back what came with the message")
+            raise InvalidRequest(f"{field_name}: {text[:40]!r} is not a receipt: send back the one that came with the message")
         group_no, queue_key, queue_offset, attempt, visible_at_ms = (int(found[part], 16) for part in range(2, 7))
         receipt = Receipt(group_no, queue_key, queue_offset, attempt, visible_at_ms, found[7] or "")
         said, seal = found["said"], found["seal"] or ""

@@ -1,4 +1,4 @@
-"""What the embedded edge does by itself: follow the job, heartbeat, retention, pages for the log."""
+"""What the embedded edge does in the background: follow the job, heartbeat, retention, pages for the log."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Background:
                 self.trouble = str(error)
 
     async def retain(self) -> dict[str, int]:
-        """Delete what the job says nobody needs any more; how many files of each kind went."""
+        """Delete files that the job says are not needed any more; how many of each kind went."""
         removed: dict[str, int] = await self._committer.call(self._store.retain)
         if any(removed.values()):
             self._checks.refresh()

@@ -48,7 +48,7 @@ class Names:
         if new_topics and not self._settings.auto_create_topics:
             self.refused["no_such_topic"] += 1
             raise NoSuchTopic(
-                f"topic: {new_topics[0][:80]}: there is no such topic, and only an operator makes topics here "
+                f"topic: {new_topics[0][:80]}: no such topic, and only operators create topics "
                 f"(autoCreateTopics = false): escrow topic create {new_topics[0][:80]}"
             )
         if principal.operator:

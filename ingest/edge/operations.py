@@ -53,7 +53,7 @@ class Operations:
         """(how many queues it has, whether it is new). `autoCreateTopics` and limits of tokens do not apply."""
         self._gate.require_master("topics")
         if topic.startswith(DLQ_PREFIX):
-            raise InvalidRequest(f"topic: {topic[:80]}: topics of dead letters are made by Escrow alone")
+            raise InvalidRequest(f"topic: {topic[:80]}: only Escrow creates dead-letter topics")
         names = self._store.dictionary
         made = names.topic_no(topic) is None
         wanted = queues or self._settings.queues_per_topic

@@ -6,7 +6,7 @@
 
 Bodies are bounded three times: each by maxRequestSize, those of one token by tokenHeldBytesMax (`ingest.auth.shares`), all together
 by maxReceivingSize. Ends have a share of their own, so that halves can never crowd them out. A body that does not arrive within
-requestTimeout is given up by the door: nobody is there any more then.
+requestTimeout is given up by the port: the client has left by then.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class App:
                     await waiting
             await route.handler(exchange)
         except ClientGone:
-            exchange.status = 499  # as nginx has it: nobody waits for an answer
+            exchange.status = 499  # as nginx does: the client did not wait for the answer
         except Exception as error:
             if isinstance(error, Forbidden | Unauthorized):
                 self.edge.offers.audit.denied(exchange.principal.name, route.operation if route is not None else "none", str(error))
@@ -376,5 +376,5 @@ class Exchange:
 
 
 def _length(value: bytes | None) -> int:
-    """Content-Length; the parser has refused what is none."""
+    """Content-Length; the parser has refused invalid ones."""
     return int(value) if value is not None and value.isdigit() else 0

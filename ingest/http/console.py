@@ -1,7 +1,7 @@
 """The console's pages: files that come with the package, served by the endpoint at `/`. They hold no data: what they show they get
-from the operator's API, with the session of whoever is logged in.
+from the operator's API, with the session of the user who is logged in.
 
-The policy (CSP) lets a page run nothing but our files and talk to nobody but us: text that somebody put into a message stays text.
+The policy (CSP) lets a page run nothing but our files and talk to this server only: text in a message stays text.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ async def get_file(exchange: Exchange) -> None:
 
 # --- sessions ---------------------------------------------------------------------------------------------------------------
 async def get_session(exchange: Exchange) -> None:
-    """Not a refusal where nobody is logged in: every first visit would look like an error."""
+    """Not a refusal without a login: every first visit would look like an error."""
     try:
         exchange.identify("operator")
     except (Unauthorized, Forbidden):

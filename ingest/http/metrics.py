@@ -1,4 +1,4 @@
-"""What the edge tells Prometheus, read when somebody asks. docs/metrics.md explains each name.
+"""What the edge tells Prometheus, read at each request. docs/metrics.md explains each name.
 
 `Figures.look` reads numbers of the event loop and is called in it; `Figures.files` looks at files and is called in a thread.
 Names that users choose are bounded by metricsNamesMax: the busiest are named, the others summed up.
@@ -104,7 +104,7 @@ def _kafka(status: Mapping[str, Any]) -> Iterator[Figure]:
 def _checks(status: Mapping[str, Any]) -> Iterator[Figure]:
     checks = status["checks"]
     yield _one("escrow_checks_handed_over", "counter", "Check requests handed to a member", status["asked"])
-    yield _one("escrow_checks_lapsed", "counter", "Check requests that nobody took in their round", checks["lapsed"])
+    yield _one("escrow_checks_lapsed", "counter", "Check requests that were not taken in their round", checks["lapsed"])
     yield _one("escrow_checks_waiting", "gauge", "Check requests that wait for a member", checks["requests_waiting"])
     yield _one("escrow_check_polls", "counter", "Polls for check requests", checks["polls"])
     yield _one("escrow_check_polls_waiting", "gauge", "Long polls for checks that wait", checks["polls_waiting"])

@@ -20,7 +20,7 @@ _CONTROLS: Final = bytes(range(32)) + b"\x7f"
 
 
 class ClientGone(ConnectionError):
-    """The client has closed its connection; nobody takes the answer."""
+    """The client has closed its connection and does not take the answer."""
 
 
 class Link(Protocol):

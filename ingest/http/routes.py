@@ -242,7 +242,7 @@ async def get_status(exchange: Exchange) -> None:
     await exchange.answer(await exchange.edge.figures.status())
 
 
-# --- everybody --------------------------------------------------------------------------------------------------------------
+# --- all callers ------------------------------------------------------------------------------------------------------------
 async def get_livez(exchange: Exchange) -> None:
     await exchange.answer(health.LiveOut("ok"))
 
@@ -346,7 +346,7 @@ def make_routes(metrics: EdgeMetrics | None, offers: Offers | None = None, *, wi
 
 
 def _mounted(route: Route, offers: Offers) -> Route:
-    """As it is, where the edge has what it needs. Where not, it is no operation of this edge; whoever calls it is told where to
+    """As it is, where the edge has what it needs. Where not, it is no operation of this edge; its caller is told where to
     look instead."""
     has = offers.consuming if route.needs == "consuming" else offers.operating
     if not route.needs or has is not None:
@@ -363,7 +363,7 @@ def _exposition(metrics: EdgeMetrics, accept: str) -> tuple[bytes, str]:
     """In the form that was asked for, as far as that is understood; otherwise in the plainest."""
     try:
         encoder, media = choose_encoder(accept)
-    except (TypeError, ValueError):  # a version that is none
+    except (TypeError, ValueError):  # not a version
         return _exposition(metrics, "")
     if not (media.isascii() and media.isprintable()):  # it repeats what was asked for
         return _exposition(metrics, "")

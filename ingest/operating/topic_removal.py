@@ -13,15 +13,12 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
+from ingest.consuming.consumption import Consumption
 from ingest.errors import InvalidRequest
 from store.edge.removal import Removal, remove_topics
+from store.edge.store import EdgeStore
 from store.naming import SYSTEM_PREFIX
-
-if TYPE_CHECKING:
-    from ingest.consuming.consumption import Consumption
-    from store.edge.store import EdgeStore
 
 
 @dataclass(frozen=True, slots=True)

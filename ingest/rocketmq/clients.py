@@ -97,7 +97,8 @@ class Telemetry:
         self._present: set[str] = set()
 
     async def write(self, command: pb.TelemetryCommand, group: str = "") -> None:
-        """One at a time. `group`: whose message it shows; his role is looked up again, for a stream outlives a revoked token."""
+        """One at a time. `group`: whose message it shows; the caller's role is looked up again, since a stream outlives
+        a revoked token."""
         async with self._writing:
             if self.ended.is_set():
                 raise NotHandedOver("the client's stream has ended")
@@ -112,7 +113,7 @@ class Telemetry:
             try:
                 async with asyncio.timeout(WRITE_S):
                     await asyncio.shield(self._written)
-            except Exception as error:  # gRPC's own, of many kinds, or the time is over: nobody is there
+            except Exception as error:  # gRPC's own, of many kinds, or a timeout: the client has gone
                 self.ended.set()
                 raise NotHandedOver(f"the client's stream broke: {type(error).__name__}") from None
 
@@ -207,7 +208,7 @@ class Clients:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def stop(self) -> None:
-        """Streams end; their clients open others where somebody serves."""
+        """Streams end; their clients open others at another server."""
         self._stopping = True
         for client in self._clients.values():
             for stream in client.streams:
@@ -279,7 +280,7 @@ class Clients:
     def handed(self, client: Client, topic: str, group: str, receipts: Iterable[str]) -> None:
         now_s = self._clock_s()
         until_s = now_s + PUSH_VISIBILITY_S
-        if len(client.in_hand) >= IN_HAND_LOOK:  # what lapsed is not his any more
+        if len(client.in_hand) >= IN_HAND_LOOK:  # what lapsed is not this client's any more
             client.in_hand = {receipt: found for receipt, found in client.in_hand.items() if found[2] > now_s}
         client.in_hand.update((receipt, (topic, group, until_s)) for receipt in receipts)
 

@@ -80,7 +80,7 @@ def of_error(error: Exception) -> pb.Status:
     if isinstance(error, StoreError):
         found = next((code for kind, code in _OF_STORE if isinstance(error, kind)), pb.INTERNAL_SERVER_ERROR)
         return pb.Status(code=found, message=str(error))
-    LOG.error("a call failed in a way that nobody foresaw", exc_info=error)
+    LOG.error("a call failed with an unexpected error", exc_info=error)
     return pb.Status(code=pb.INTERNAL_ERROR, message="Escrow failed at this call; its log has the details")
 
 
@@ -101,9 +101,9 @@ def of_end(answer: EndAnswer) -> pb.Status:
     if answer.verdict in ("accepted", "already"):
         return OK
     if answer.verdict == "conflict":
-        text = f"the transaction ended before, and otherwise: it is {answer.state}, and stays so"
+        text = f"the transaction has already ended with another outcome: it stays {answer.state}"
         return pb.Status(code=pb.PRECONDITION_FAILED, message=text)
     if answer.reason == "discarded":
-        text = "the transaction was discarded: nobody had answered for it in time; an operator can resume it"
+        text = "the transaction was discarded: no answer came in time; an operator can resume it"
         return pb.Status(code=pb.PRECONDITION_FAILED, message=text)
     return pb.Status(code=pb.INVALID_TRANSACTION_ID, message=f"transaction_id: {answer.reason}")

@@ -18,7 +18,7 @@ from ingest.rocketmq.telemetry import LONG_POLL_S, tags_of
 #: A long poll ends so much before the client's own deadline.
 BEFORE_DEADLINE_S: Final = 1.0
 _STALE: Final = pb.Status(
-    code=pb.INVALID_RECEIPT_HANDLE, message="receipt_handle: is not the last one of its message, which is another consumer's now"
+    code=pb.INVALID_RECEIPT_HANDLE, message="receipt_handle: not the last one of its message, which another consumer has now"
 )
 _MIXED: Final = pb.Status(code=pb.MULTIPLE_RESULTS, message="the entries have answers of their own")
 
@@ -49,7 +49,7 @@ class ConsumerCalls:
             tags=tags_of(request.filter_expression), hold=hold,
         )  # fmt: skip
         if not found:
-            text = "no message within the time of the long poll"
+            text = "no message within the long-polling timeout"
             await context.write(pb.ReceiveMessageResponse(status=pb.Status(code=pb.MESSAGE_NOT_FOUND, message=text)))
             return "MESSAGE_NOT_FOUND"
         try:

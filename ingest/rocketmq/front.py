@@ -39,7 +39,7 @@ from runtime.settings import Settings
 #: How long accepted calls may take when the edge stops.
 DRAIN_S: Final = 2.0
 METADATA_MAX_BYTES: Final = 16 << 10
-#: Of a call that nobody reads from; a message that is waited for gets a window of its size.
+#: Of a call that is not read from; a message that is waited for gets a window of its size.
 WINDOW_BYTES: Final = 64 << 10
 
 
@@ -110,7 +110,7 @@ def server_options(settings: Settings, connections_max: int) -> list[tuple[str, 
         ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, and must not share its clients
         ("grpc.max_receive_message_length", settings.max_request_bytes),
         ("grpc.max_send_message_length", -1),
-        # Windows that do not grow by themselves: what nobody waits for stays with its sender (`ingest.rocketmq.receiving`).
+        # Windows that do not grow by themselves: what is not waited for stays with its sender (`ingest.rocketmq.receiving`).
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
         ("grpc.max_metadata_size", METADATA_MAX_BYTES),

@@ -1,7 +1,7 @@
 """Groups that streams of producers name, and what of that is bounded.
 
-A stream has a courier for each group that it names, once that group has sent anything: nobody is asked for a group without halves.
-Until then the name alone is kept, and looked for among the store's groups (`look`): names that somebody invents cost their letters.
+A stream has a courier for each group that it names, once that group has sent anything: a group without halves gets no requests.
+Until then the name alone is kept, and looked for among the store's groups (`look`): invented names cost their letters only.
 """
 
 from __future__ import annotations

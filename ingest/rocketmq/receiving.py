@@ -9,7 +9,7 @@ their
 turn. Each must arrive within requestTimeout.
 
 A stream (Telemetry) begins with a command, which is received like any call's message. Later ones come when the client likes, or
-never, and whoever waits for one lets gRPC take a whole message in. So RECEIVED_AT_ONCE streams of a signer are listened to at a
+never, and waiting for one lets gRPC take a whole message in. So RECEIVED_AT_ONCE streams of a signer are listened to at a
 time, or fewer where its token may hold less; each gives its place to the next one when a command has come. What the others send
 stays with them until then.
 

@@ -67,7 +67,7 @@ class Telemetry:
 
     async def _take(self, stream: Any, command: pb.TelemetryCommand | None) -> None:
         if command is None:
-            raise Refused(pb.BAD_REQUEST, "these bytes are no command")
+            raise Refused(pb.BAD_REQUEST, "not a TelemetryCommand")
         if not command.HasField("settings"):
             return  # an answer to a question that Escrow does not ask
         made = self._wanted(command.settings)
@@ -125,11 +125,11 @@ class Telemetry:
 def _check_client_type(kind: int) -> None:
     if kind != pb.PRODUCER and kind not in _CONSUMERS:
         name = pb.ClientType.Name(kind) if kind in pb.ClientType.values() else str(kind)
-        text = f"client_type: {name} is not served here; producers, push consumers and simple consumers are"
+        text = f"client_type: {name} is not supported; use PRODUCER, PUSH_CONSUMER or SIMPLE_CONSUMER"
         raise Refused(pb.UNRECOGNIZED_CLIENT_TYPE, text)
 
 
 def tags_of(given: pb.FilterExpression) -> str:
     if given.type not in (pb.TAG, pb.FILTER_TYPE_UNSPECIFIED):
-        raise Refused(pb.ILLEGAL_FILTER_EXPRESSION, "filter_expression: only tags are understood (a||b, or * for all), no SQL")
+        raise Refused(pb.ILLEGAL_FILTER_EXPRESSION, "filter_expression: only tags are supported (a||b, or * for all), not SQL")
     return given.expression

@@ -5,7 +5,7 @@
     producer group            the topic's name: the protocol knows no producer group, and RocketMQ's own proxy does the same
     namespace                 `namespace%name`, for topics and consumer groups, as RocketMQ keeps it
 
-A gzipped body is stored as it was before: whoever reads it, by whatever door, gets what the producer gave.
+A gzipped body is stored as it was before: every reader, by whatever port, gets what the producer gave.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _unzip(body: bytes, most_bytes: int) -> bytes:
 
 # --- out -----------------------------------------------------------------------------------------------------------------------
 def check(request: CheckRequest, namespace: str) -> pb.Message:
-    """The half that somebody is asked about."""
+    """The half that a producer is asked about."""
     topic = request.frame.properties.get(REAL_TOPIC, "")
     return _message(request.frame, resource_of(topic, namespace))
 

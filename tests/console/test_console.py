@@ -44,7 +44,7 @@ def test_log_in_and_out(open_console, service, size):
     page = console.page
     page.get_by_label("Operator’s token").fill("escrow_wrong")
     page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("alert")).to_contain_text("no bearer token")
+    expect(page.get_by_role("alert")).to_contain_text("not a bearer token")
     page.get_by_label("Operator’s token").fill(service.tokens["shop"])
     page.get_by_role("button", name="Log in").click()
     expect(page.get_by_role("alert")).to_contain_text("may not act as operator")

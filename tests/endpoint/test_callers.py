@@ -83,7 +83,7 @@ def test_other_pages_are_refused(origin, host):
 @pytest.mark.parametrize("name", [b"origin", b"sec-fetch-site", b"authorization"])
 def test_a_header_that_decides_who_asks_is_there_once(name):
     check_single([(b"accept", b"a"), (b"accept", b"b"), (name, b"none")])
-    with pytest.raises(InvalidRequest, match="is there twice"):
+    with pytest.raises(InvalidRequest, match="sent twice"):
         check_single([(name, b"cross-site"), (b"accept", b"a"), (name, b"none")])
 
 

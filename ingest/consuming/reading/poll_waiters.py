@@ -1,7 +1,7 @@
 """Polls that wait for messages: one queue of waiters for each topic and group, woken one at a time.
 
 News wake the poll that has waited longest; if it leaves something it wakes the next. One that was woken for nothing and waits again
-keeps its place if it says so. A wake that reaches somebody who has gone is passed on, so none is lost.
+keeps its place if it says so. A wake that reaches a poll which has left is passed on, so none is lost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Waiting:
             await woken
         except asyncio.CancelledError:
             if woken.done() and not woken.cancelled():
-                self.wake(topic, group)  # the wake was for somebody who has gone
+                self.wake(topic, group)  # this poll has left: pass the wake on
             raise
         finally:
             handle.cancel()

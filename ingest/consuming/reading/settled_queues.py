@@ -1,9 +1,10 @@
 """The job's topic queues as consumers may read them: what is settled, once the job's files are known to be whole.
 
-The job writes entries, then the catalogue, then its cursor, so whoever sees an end finds the entries before it. That holds for the
-page cache, not for the disk: after a power failure a catalogue may speak of entries that were never written, until the job has
-recovered. A consumer would take such a place for a hole and pass over a message. So after another boot of the machine nothing is
-settled until the job has given a sign of life; `edge.cursors` remembers the boot in which it did.
+The job writes entries, then the catalogue, then its cursor, so a reader that sees an end finds the entries before it.
+That holds for the page cache, not for the disk: after a power failure a catalogue may name entries that were never
+written, until the job has recovered. A consumer would take such a place for a hole and skip a message. So after
+another boot of the machine nothing counts as settled until the job has given a sign of life; `edge.cursors` remembers
+the boot in which it did.
 """
 
 from __future__ import annotations

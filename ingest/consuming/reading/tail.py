@@ -7,7 +7,7 @@ the job will put there. What a reader sees of a queue is
     begin … settled end     the topic queue
     settled end … end       the tail, as long as its entries follow one another without a gap
 
-A gap (a corrupt op, whose place nobody knows) ends what may be served until the job has settled it.
+A gap (a corrupt op, whose place is unknown) ends what may be served until the job has settled it.
 
 Why nothing is missed and nothing seen twice: an offset names a message, whichever of the two it is read from, and the settled end
 decides which. Entries leave the tail only below a cursor that was read *before* the catalogue, and the job writes the catalogue

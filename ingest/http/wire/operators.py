@@ -69,7 +69,7 @@ class TopicIn(Struct, forbid_unknown_fields=True):
 
 
 class TopicsRemoveIn(Struct, forbid_unknown_fields=True):
-    """Topics to remove: these, or with `unused` all that nobody uses, with `made_by` only those that this token made."""
+    """Topics to remove: these, or with `unused` all that are not in use, with `made_by` only those that this token made."""
 
     topics: Annotated[list[Annotated[str, Meta(min_length=1, max_length=NAME_MAX_BYTES)]], Meta(max_length=32_768)] = []
     unused: bool = False
@@ -235,7 +235,7 @@ class TopicsOut(Struct):
 
 
 class SessionOut(Struct):
-    """Who is logged in at the console. `csrf` goes into the header X-Escrow-CSRF of every action; `open`: nobody needs a token."""
+    """Who is logged in at the console. `csrf` goes into the header X-Escrow-CSRF of every action; `open`: no token is needed."""
 
     name: str
     csrf: str

@@ -104,7 +104,7 @@ def test_junk_is_refused(id):
 def test_ids_of_another_store_and_another_key_are_refused():
     with pytest.raises(BadId, match="another store"):
         Sealer([KEY], STORE).open(Sealer([KEY], OTHER_STORE).seal(1, 1))
-    with pytest.raises(BadId, match="a key that is not here"):
+    with pytest.raises(BadId, match="a key that this edge does not have"):
         Sealer([KEY], STORE).open(Sealer([OTHER_KEY], STORE).seal(1, 1))
 
 

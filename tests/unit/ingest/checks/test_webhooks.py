@@ -413,7 +413,7 @@ def test_the_secret_from_a_file_which_may_change(tmp_path, play):
     play(story, says("unknown"), secret_env="", secret_file="g.secret")
 
 
-@pytest.mark.parametrize(("content", "says_so"), [(None, "FileNotFoundError"), ("short", "has less than 16 characters")])
+@pytest.mark.parametrize(("content", "says_so"), [(None, "FileNotFoundError"), ("short", "has fewer than 16 characters")])
 def test_a_secret_that_cannot_be_used(tmp_path, play, content, says_so):
     async def story(w, server):
         await due(w)

@@ -313,7 +313,7 @@ HOOK = '[groups.a.webhook]\nsecret_env = "S"\n'
         (HOOK + 'url = "http://u:p@x/"', "holds a name or a password"),
         (HOOK + 'url = "http://x/"\nsecret_file = "s"', "give either secret_file or secret_env"),
         ('[groups.a.webhook]\nurl = "http://x/"', "give either secret_file or secret_env"),
-        ('[groups.a.webhook]\nurl = "http://x/"\nsecret_env = "a b"', "no name of a variable"),
+        ('[groups.a.webhook]\nurl = "http://x/"\nsecret_env = "a b"', "not the name of a variable"),
         (HOOK + 'url = "http://x/"\nconcurrency = 0', "concurrency: 0 is less than 1"),
         (HOOK + 'url = "http://x/"\ntimeout = 5', "timeout: 5 has no unit: write a time"),
         ("[groups.a]\npending_age_max = 10", "pending_age_max: 10 has no unit"),
