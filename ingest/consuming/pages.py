@@ -22,7 +22,7 @@ from ingest.consuming import lag
 from ingest.consuming.deliveries import shown_properties
 from ingest.consuming.reading.start_positions import EARLIEST, LATEST, offsets_at, parse_start
 from ingest.consuming.reading.tail import Entry, Tail
-from ingest.errors import InvalidRequest, NoSuchTopic, Overloaded
+from ingest.errors import InvalidRequest, NoSuchTopic, NotReady, Overloaded
 from ingest.threads import Threads
 from store.directory import StoreDirectory
 from store.edge.store import EdgeStore
@@ -98,6 +98,13 @@ class TopicPages:
             raise NoSuchTopic(f"topic: topic {topic} does not exist; the first message for it creates it, or an operator")
         return topic_no
 
+    def _whole_tail(self) -> Tail:
+        """Until the job's files are known to be whole, an empty queue would be told as one that has nothing."""
+        tail = self._looked()
+        if not tail.settled.whole:
+            raise NotReady("after a restart of the machine, topics are readable when the job has started")
+        return tail
+
     def _identity(self, topic_no: int) -> Identity:
         lineage = self._store.lineage
         first = lineage.ancestors[0].store_id if lineage.ancestors else lineage.store_id
@@ -106,7 +113,7 @@ class TopicPages:
     async def places(self, topic: str, at: str = LATEST) -> tuple[Identity, list[QueuePlaces]]:
         """Each queue of a topic. `at`: earliest, latest or a time."""
         wanted, topic_no = parse_start(at, "at"), self._topic_no(topic)
-        identity, tail = self._identity(topic_no), self._looked()
+        identity, tail = self._identity(topic_no), self._whole_tail()
         queue_keys = lag.queue_keys(self._store.dictionary, topic_no)
         extents = {queue_key: tail.extent(queue_key) for queue_key in queue_keys}
         found: dict[int, int] = {}
@@ -127,7 +134,7 @@ class TopicPages:
         queues = self._store.dictionary.queues[topic_no]
         if queue_id >= queues:
             raise InvalidRequest(f"queue: topic {topic} has queues 0 to {queues - 1}, no queue {queue_id}", "queue")
-        tail, queue_key = self._looked(), topic_no << QUEUE_ID_BITS | queue_id
+        tail, queue_key = self._whole_tail(), topic_no << QUEUE_ID_BITS | queue_id
         begin, end = tail.extent(queue_key)
         first = max(queue_offset, begin)
         stop = min(end, first + min(max_messages, PAGE_MAX))
