@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import escrow.spark
 from tests.support.edge_client import EdgeClient
 from tests.support.live import live
@@ -9,6 +11,7 @@ from tests.support.spark import user_spark
 from tests.support.spark_cluster import spark_cluster
 
 
+@pytest.mark.timeout(600)  # five Java processes start
 def test_two_workers_copy_a_topic_exactly_once(tmp_path):
     with live(tmp_path / "data") as service, spark_cluster(workers=2, memory="768m") as cluster:
         with EdgeClient(service.port) as client:
