@@ -65,7 +65,9 @@ def fill_messages(data: Path) -> None:
 def session(directory: Path) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[1]").appName("bench").config("spark.ui.enabled", "false")
-    spark = builder.config("spark.local.dir", str(directory)).config("spark.driver.host", "127.0.0.1").getOrCreate()
+    for name, value in (("local.dir", str(directory)), ("driver.host", "127.0.0.1"), ("driver.bindAddress", "127.0.0.1")):
+        builder = builder.config(f"spark.{name}", value)
+    spark = builder.getOrCreate()
     try:
         escrow.spark.register(spark)
         yield spark

@@ -64,7 +64,10 @@ def main() -> None:
     parser.add_argument("--once", action="store_true", help="take what is there, and end")
     args = parser.parse_args()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    spark = SparkSession.builder.master("local[2]").appName("orders").config("spark.ui.enabled", "false").getOrCreate()
+    builder = SparkSession.builder.master("local[2]").appName("orders").config("spark.ui.enabled", "false")
+    # All of it runs on this machine.
+    builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+    spark = builder.getOrCreate()
     escrow.spark.register(spark)
     try:
         start(spark, args).awaitTermination()

@@ -1,4 +1,4 @@
-"""Spark reads Escrow: data sources for PySpark 4.2 (`pip install 'escrow-mq[spark]'`; docs/spark.md).
+"""Spark reads Escrow: data sources for PySpark 4.2 (extra `spark` of the client; docs/spark.md).
 
     register(spark)                                    all formats, and views of the tables where a url or a path is given
     spark.readStream.format("escrow")                  released messages of a topic, as a stream; spark.read: as they are now

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrow.errors import EscrowError
+from escrow._transport import Transport
+from escrow.errors import EscrowError, refusal
 from escrow.spark import messages
-from escrow.spark._options import Given
+from escrow.spark._options import Given, OptionError
 from escrow.spark.messages import OPTIONS, DataLoss, OffsetMismatch, QueueRange
 
 IDENTITY = {"store_id": "s", "incarnation": "i", "topic_id": "1.0"}
@@ -33,7 +34,7 @@ def read(monkeypatch):
             return left.pop(0) if len(left) > 1 else left[0]
 
         monkeypatch.setattr(messages._Topic, "page", answer)
-        monkeypatch.setattr(messages.time, "sleep", lambda _: None)
+        monkeypatch.setattr("escrow.spark.messages.time.sleep", lambda _: None)
         given = Given("escrow", {"url": "http://x", "topic": "t", **options}, OPTIONS)
         batches = list(messages._Pages(given).read(QueueRange(0, first, stop, dict(IDENTITY))))
         return [offset for batch in batches for offset in batch.column("offset").to_pylist()], asked
@@ -80,3 +81,21 @@ def test_a_limit_is_kept_and_something_always_goes_on(queues, most):
     total = sum(news for _, news in queues)
     assert all(0 <= taken[queue] <= ends[queue] - firsts[queue] for queue in ends)
     assert sum(taken.values()) == min(most, total) or 0 < sum(taken.values()) <= most
+
+
+@pytest.mark.parametrize(
+    ("refused", "told"),
+    [
+        (refusal(501, "kafka_mode", "read Kafka"), r'runs in Kafka mode, .* read topic .t. with format\("kafka"\)'),
+        (refusal(404, "no_such_topic", "topic: none", field="topic"), "topic: there is no topic 't' at http://x yet"),
+        (refusal(403, "forbidden", "token r: may not read"), "token: token r: may not read"),
+        (refusal(400, "invalid", "at: 'x' is neither", field="at"), "startingOffsets: 'x' is neither"),
+    ],
+)
+def test_refusals_are_told_in_the_words_of_the_options(monkeypatch, refused, told):
+    def perform(self, call, give_up_at=None):
+        raise refused
+
+    monkeypatch.setattr(Transport, "perform", perform)
+    with pytest.raises(OptionError, match=told):
+        messages._Topic(Given("escrow", {"url": "http://x", "topic": "t"}, OPTIONS)).places("x")
