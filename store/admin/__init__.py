@@ -1,1 +1,1 @@
-"""Commands on a whole store: backup, restore, rebuild, repair."""
+"""Commands on a whole store: backup, restore, rebuild, repair. From outside: `backup`, `rebuild`, `repair`."""

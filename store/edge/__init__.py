@@ -1,3 +1,3 @@
 """The edge's side of the store: the only writer of logs, `ends`, dedup, names. From outside: `store`, `listing`,
-`pending_counts`, `removal`; see also the first lines of the shelves `append`, `listing` and `recovery`.
+`pending_counts`, `removal`; of the shelves `append` and `recovery` only what their first lines name.
 """

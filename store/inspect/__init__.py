@@ -1,1 +1,1 @@
-"""Looks at a store without lock or change: dump, stats, verify."""
+"""Looks at a store without lock or change. From outside: `dump`, `stats`, `verify.store`."""

@@ -1,1 +1,1 @@
-"""Readers over the tables, for any process, beside the writers. Change no byte."""
+"""Readers over the tables, for any process, beside the writers. They change no byte. From outside: every module."""

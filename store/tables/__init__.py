@@ -1,1 +1,1 @@
-"""One file format a module: layout, validity, encode and decode. Imports `store.io` only."""
+"""One file format a module: layout, validity, encode and decode. Imports `store.io` only. From outside: every module, to read."""

@@ -1,3 +1,3 @@
-"""What the edge appends: frames for messages and ends, one log, one flush for many. From outside `store.edge`: `End` of
-`ends`, the limits of `encode`.
+"""What the edge appends: frames for messages and ends, one log, one flush for many. From outside `store.edge`: the limits of
+`encode`.
 """

@@ -1,5 +1,5 @@
 """Lists of halves for operators: which are pending, discarded or settled, by group, topic, key, time and attempts. From
-outside: `listing` and `wanted`. Nothing here writes.
+outside: `listing`, `summary` and `wanted`. Nothing here writes.
 
 `listing.Listing` answers from two sources, in the order of half offsets:
     the index   halves in doubt (open or discarded) as columns in memory (`index.py`): a filter over a million of them is a
