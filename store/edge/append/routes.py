@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from store.messages import Message, routes_of
 from store.properties import encode_route
-from store.tables.journals.names import Dictionary, MakerOf, nobody
+from store.tables.journals.names import Dictionary, MakerOf, no_maker
 
 #: Beyond this many pairs of group and topic, all are learned again.
 ROUTES_MAX: Final = 1 << 16
@@ -31,7 +31,7 @@ class Routes:
         #: How often topics were removed. A message encoded before a removal may have a number that is free now.
         self.removals = 0
         #: Returns who makes a new name; set by the owner of name quotas.
-        self.maker_of: MakerOf = nobody
+        self.maker_of: MakerOf = no_maker
 
     def make(self, messages: Sequence[Message]) -> None:
         """Learn the routes of messages. All names that are new are made together, or none."""

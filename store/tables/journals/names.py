@@ -66,7 +66,7 @@ class NameRecord(NamedTuple):
 MakerOf = Callable[[NameKind, str], str]
 
 
-def nobody(_kind: NameKind, _name: str) -> str:
+def no_maker(_kind: NameKind, _name: str) -> str:
     return ""
 
 
@@ -203,7 +203,7 @@ class Dictionary:
         return self._topic_no[name]
 
     def add_names(
-        self, groups: Iterable[str], topics: Iterable[str], maker_of: MakerOf = nobody, *, queues: int | None = None
+        self, groups: Iterable[str], topics: Iterable[str], maker_of: MakerOf = no_maker, *, queues: int | None = None
     ) -> None:
         """Make all of these that are not known, with one write and one flush: durable on return. None where one cannot be made."""
         new_groups = [check_name(name, "group") for name in dict.fromkeys(groups) if name not in self._group_no]
