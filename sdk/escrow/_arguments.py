@@ -14,6 +14,8 @@ _SHOWN: Final = 80
 
 
 def require_message(message: object) -> None:
+    if isinstance(message, (list, tuple)) and message and all(isinstance(each, Message) for each in message):
+        raise _wrong("message", message, "a transaction has one message; send_halves stores several, and each ends by itself")
     if not isinstance(message, Message):
         raise _wrong("message", message, "pass an escrow.Message")
 

@@ -12,6 +12,7 @@ survive a crash.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 import time
@@ -191,7 +192,7 @@ class CheckLoop:
 
     def _asked(self, check: Check) -> End:
         try:
-            outcome, remark = outcome_of(self._listener(check), "on_check")
+            outcome, remark = outcome_of(_plain(self._listener(check)), "on_check")
         except BaseException as error:  # sys.exit() in a listener included: it must not end this thread silently
             log.warning("on_check failed for %s: it is answered UNKNOWN", check.id, exc_info=error)
             outcome, remark = Outcome.UNKNOWN, remark_of(error)
@@ -217,6 +218,14 @@ class CheckLoop:
                 self._say([end])
         else:
             _not_taken(ends, error)
+
+
+def _plain(returned: object) -> object:
+    """What a listener returned, unless it must be awaited: these threads have no event loop."""
+    if inspect.iscoroutine(returned):
+        returned.close()
+        raise TypeError("on_check returned a coroutine: use an escrow.AsyncProducer, or connections that are not awaited")
+    return returned
 
 
 def _not_taken(ends: Sequence[End], error: BaseException) -> None:

@@ -18,7 +18,7 @@ from escrow._batch_policy import Limits
 from escrow._batching import Batcher
 from escrow._deliveries import Delivery, Held, Pending
 from escrow._exits import close_at_exit
-from escrow._inbox import Inbox, Pace, Reading, Settling, log
+from escrow._inbox import Inbox, Pace, Reading, Settling, is_final, log
 from escrow._transport import Aborted
 from escrow.api import Api
 from escrow.errors import Closed, EscrowError
@@ -34,6 +34,8 @@ class Intake:
         self._changed = threading.Condition(threading.RLock())
         self._inbox = Inbox(reading)
         self._takers: deque[Future[Delivery]] = deque()
+        #: Why nothing is fetched any more.
+        self._error: EscrowError | None = None
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._settler: Batcher[Delivery, bool] = Batcher(
@@ -68,6 +70,8 @@ class Intake:
                 self._inbox.put_back(delivery)
                 return
             taker.set_result(delivery)
+        while self._error is not None and (taker := self._next_taker()) is not None:
+            taker.set_exception(self._error)
         self._changed.notify_all()
 
     def _next_taker(self) -> Future[Delivery] | None:
@@ -99,11 +103,21 @@ class Intake:
             except Aborted:
                 continue
             except EscrowError as error:
+                if is_final(error):
+                    pace.ended(error)
+                    self._fail(error)
+                    return
                 if not self._stopping.is_set():
                     self._stopping.wait(pace.failed(error))
                 continue
             self._put(found, epoch)
             self._stopping.wait(pace.found(len(found), time.monotonic() - begun_at))
+
+    def _fail(self, error: EscrowError) -> None:
+        """Callers that wait for a message get this, now and from now on, when nothing is left that was fetched."""
+        with self._changed:
+            self._error = error
+            self._hand_out()
 
     def _wait_for_room(self, topic: str) -> int:
         """How many messages may be fetched; 0 when the consumer stops."""

@@ -15,7 +15,7 @@ from escrow import _calls
 from escrow._calls import Call
 from escrow._deliveries import Delivery, Held, Settles
 from escrow._transport import Backoff
-from escrow.errors import EscrowError, Refused
+from escrow.errors import EscrowError, NotAllowed, Refused
 from escrow.messages import Delivered
 
 log: Final = logging.getLogger("escrow.consumer")
@@ -173,6 +173,11 @@ class Inbox:
         self._fetched = deque(delivery for delivery in self._fetched if delivery.state is Held.HELD)
 
 
+def is_final(error: EscrowError) -> bool:
+    """It would be the same again: this token may not read this topic, or not for this group."""
+    return isinstance(error, NotAllowed) and error.status == 403
+
+
 class Pace:
     """When the next poll of a topic begins after one that ended."""
 
@@ -187,6 +192,10 @@ class Pace:
             return self._backoff.next_s()
         self._backoff.reset()
         return 0.0
+
+    def ended(self, error: EscrowError) -> None:
+        remedy = "grant its token the topic and the group, and make a new consumer"
+        log.error("no messages of %s: %s; this consumer stops polling: %s", self._topic, error, remedy)
 
     def failed(self, error: EscrowError) -> float:
         """A pause in seconds. The same failure is logged once, however long it lasts."""

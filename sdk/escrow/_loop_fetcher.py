@@ -16,7 +16,7 @@ from contextlib import suppress
 from escrow._batch_policy import Limits
 from escrow._calls import Call, seek
 from escrow._deliveries import Delivery, Held, Pending
-from escrow._inbox import Inbox, Pace, Reading, Settling, log
+from escrow._inbox import Inbox, Pace, Reading, Settling, is_final, log
 from escrow._loop import LoopHome, LoopTransport
 from escrow._loop_batching import LoopBatcher
 from escrow._transport import Server
@@ -36,6 +36,8 @@ class LoopIntake:
         self._takers: deque[asyncio.Future[Delivery]] = deque()
         #: There may be room again.
         self._changed = asyncio.Event()
+        #: Why nothing is fetched any more.
+        self._error: EscrowError | None = None
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
         self._polls: set[asyncio.Task[list[Delivered]]] = set()
@@ -67,6 +69,8 @@ class LoopIntake:
                 self._takers.popleft()
             elif (delivery := self._inbox.next(time.monotonic())) is not None:
                 self._takers.popleft().set_result(delivery)
+            elif self._error is not None:
+                self._takers.popleft().set_exception(self._error)
             else:
                 break
         self._changed.set()
@@ -90,6 +94,11 @@ class LoopIntake:
             try:
                 found = await self._poll(self.reading.poll(topic, room))
             except EscrowError as error:
+                if is_final(error):
+                    pace.ended(error)
+                    self._error = error
+                    self._hand_out()
+                    return
                 await asyncio.sleep(pace.failed(error))
                 continue
             if found is None:

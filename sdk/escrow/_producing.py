@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import ClassVar, Final, Generic, Literal, TypeVar
 
+from escrow import _open_transactions
 from escrow._arguments import require_function, require_message, require_on_error
 from escrow._background import BackgroundEnds, EndCounts, refusal_of
 from escrow._batch_policy import Limits
 from escrow._sender import Engine
 from escrow.api import Api
-from escrow.errors import EscrowError, NotEnded
+from escrow.errors import EscrowError, NotCommitted, NotEnded
 from escrow.messages import Check, End, Half, Message, Outcome, TransactionResult, remark_of
 
 log: Final = logging.getLogger("escrow.producer")
@@ -22,6 +24,12 @@ _Listener = TypeVar("_Listener", bound=Callable[[Check], object])
 
 #: What a local transaction is, for a caller that passed something else.
 RETURNS_OUTCOME: Final = "it gets the message and `arg`, runs the local transaction and returns an Outcome"
+
+
+#: Patience where the caller names none. A half is what a request handler begins with, and nothing has happened before it: the
+#: handler should hear soon that Escrow is away. After the local transaction it is worth waiting for.
+HALVES_RETRY_FOR_S: Final = 5.0
+RETRY_FOR_S: Final = 30.0
 
 
 class ProducerBase(Generic[_Listener]):
@@ -41,7 +49,7 @@ class ProducerBase(Generic[_Listener]):
         linger_s: float = 0.0,
         batch_max: int = 256,
         timeout_s: float = 10.0,
-        retry_for_s: float = 30.0,
+        retry_for_s: float | None = None,
         member: str | None = None,
         check_threads: int = 4,
         check_wait_s: float = 30.0,
@@ -51,9 +59,11 @@ class ProducerBase(Generic[_Listener]):
         _check_end(end, on_check, on_not_ended)
         if on_check is not None:
             require_function("on_check", on_check, "it gets a Check and returns an Outcome", may_be_coroutine=self._awaits)
-        limits = Limits(linger_s=linger_s, batch_max=batch_max, retry_for_s=retry_for_s, timeout_s=timeout_s)
-        api = Api(url, token=token, tls=tls, timeout_s=timeout_s, retry_for_s=retry_for_s)
-        self._engine = Engine(api, group, limits)
+        patience_s = RETRY_FOR_S if retry_for_s is None else retry_for_s
+        limits = Limits(linger_s=linger_s, batch_max=batch_max, retry_for_s=patience_s, timeout_s=timeout_s)
+        begin = replace(limits, retry_for_s=HALVES_RETRY_FOR_S) if retry_for_s is None else limits
+        api = Api(url, token=token, tls=tls, timeout_s=timeout_s, retry_for_s=patience_s)
+        self._engine = Engine(api, group, limits, begin)
         self._in_background, self._background = end == "background", BackgroundEnds(on_not_ended)
         self._member, self._check_threads, self._check_wait_s = member, check_threads, check_wait_s
         if on_check is not None:
@@ -145,6 +155,13 @@ def say_unknown(end: Callable[[Sequence[End]], _T], half: Half, error: BaseExcep
         return end([End(half.id, Outcome.UNKNOWN, remark_of(error))])
     except EscrowError:
         return None  # closed: the check will find out without the remark
+
+
+def refused_commit(end: Callable[[Sequence[End]], object], half: Half) -> NotCommitted:
+    """COMMIT was said too early: UNKNOWN is said instead, and this is raised."""
+    error = _open_transactions.not_committed(half.id)
+    say_unknown(end, half, error)
+    return error
 
 
 def say_quietly(say: Callable[[str], TransactionResult], remark: str) -> None:

@@ -39,14 +39,14 @@ _Keyed = tuple[Message, str]
 class Engine:
     """Halves, messages and ends in shared requests; check requests in the background."""
 
-    def __init__(self, api: Api, group: str, limits: Limits) -> None:
+    def __init__(self, api: Api, group: str, limits: Limits, halves: Limits) -> None:
         if not group:
             raise ValueError("group: is empty; name the producer group that ends these transactions and is asked about them")
-        self.api, self.group, self.limits = api, group, limits
+        self.api, self.group, self.limits, self.halves_limits = api, group, limits, halves
         self.home = api.transport.server.home
         #: 96 bits in 16 characters: a key is stored with its half.
         self._key_prefix, self._key_numbers = secrets.token_urlsafe(12), itertools.count()
-        self._halves: Batcher[_Keyed, Half] = Batcher("halves", self._send_halves, limits)
+        self._halves: Batcher[_Keyed, Half] = Batcher("halves", self._send_halves, halves)
         self._messages: Batcher[Message, Position] = Batcher("messages", self._send_messages, limits)
         self._ends: Batcher[End, EndAnswer] = Batcher("ends", self._send_ends, limits)
         self._background_ends: Batcher[End, EndAnswer] = Batcher("background-ends", self._send_ends, patient(limits))
@@ -150,7 +150,9 @@ class LoopEngine:
         self._transport = LoopTransport(engine.api.transport.server)
         # Ordinary messages stay in the order that they were handed in. For halves it is their commits that count, and a task that
         # has not awaited the first commit cannot expect it to come before the second.
-        self._halves: LoopBatcher[_Keyed, Half] = LoopBatcher("halves", self._send_halves, limits, under_way_max=under_way_max)
+        self._halves: LoopBatcher[_Keyed, Half] = LoopBatcher(
+            "halves", self._send_halves, engine.halves_limits, under_way_max=under_way_max
+        )
         self._messages: LoopBatcher[Message, Position] = LoopBatcher("messages", self._send_messages, limits)
         self._ends: LoopBatcher[End, EndAnswer] = LoopBatcher("ends", self._send_ends, limits, under_way_max=under_way_max)
         self._background_ends: LoopBatcher[End, EndAnswer] = LoopBatcher(

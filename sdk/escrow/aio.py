@@ -18,13 +18,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
-from escrow import _calls
+from escrow import _calls, _open_transactions
 from escrow._arguments import require_function, require_message
 from escrow._consuming import ConsumerBase
 from escrow._deliveries import Delivery, Held
 from escrow._loop_fetcher import LoopIntake
 from escrow._otel import span
-from escrow._producing import RETURNS_OUTCOME, Begun, ProducerBase, checked, log, say_unknown
+from escrow._producing import RETURNS_OUTCOME, Begun, ProducerBase, checked, log, refused_commit, say_unknown
 from escrow._sender import LoopEngine
 from escrow.errors import Closed, EscrowError
 from escrow.messages import (
@@ -126,6 +126,9 @@ class AsyncProducer(ProducerBase[AsyncListener]):
         return AsyncTransaction(self, message, on_error)
 
     async def _finish(self, half: Half, outcome: Outcome, remark: str) -> TransactionResult:
+        probe = _open_transactions.forget(half.id)
+        if outcome is Outcome.COMMIT and await _open_transactions.is_open_async(probe):
+            raise refused_commit(self._end, half)
         if self._in_background:
             return await self._here().end_in_background(half, outcome, remark, self._background)
         answer, failure = None, None

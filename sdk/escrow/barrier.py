@@ -15,38 +15,36 @@ a row itself, `rolled_back`, and the primary key decides which of the two came f
 
 Insert the row first in the local transaction, so that a check meanwhile waits (third line) instead of ending it (fourth).
 
-Connections: DB-API 2 (sqlite3, psycopg, …) and SQLAlchemy's (Connection, Session), told apart by what they can do; nothing
-is imported. All must lead to the database that decides: never to a replica.
+Connections: DB-API 2 (sqlite3, psycopg, …), SQLAlchemy's (Connection, Session and their asyncio forms), asyncpg's and psycopg's
+asynchronous ones. They are told apart by what they can do; nothing is imported. What must be awaited returns an awaitable:
+`await barrier.record(async_session, tx.id)`. All must lead to the database that decides: never to a replica.
 """
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, Final
 
-from escrow.errors import AlreadyAnswered, BarrierError, NotInTransaction
+from escrow import _open_transactions
+from escrow._async_databases import AsyncDriver, is_async, opened_async, runs_sync
+from escrow._databases import PLACEHOLDERS, Connect, Connection, Sql, in_transaction, is_integrity, is_lock, opened
+from escrow.errors import AlreadyAnswered, BarrierError
 from escrow.messages import Check, Outcome
-
-#: DB-API connections have no common type that could be named.
-Connection = Any
-Connect = Callable[[], Any]
 
 COMMITTED: Final = "committed"
 ROLLED_BACK: Final = "rolled_back"
 
-#: How a driver writes the parameter `{name}` with the number `{number}`.
-_PLACEHOLDERS: Final = {"qmark": "?", "format": "%s", "pyformat": "%({name})s", "named": ":{name}", "numeric": ":{number}"}
-_BY_NAME: Final = ("pyformat", "named")
-#: Errors that say "another transaction holds this row": lock_not_available, query_canceled, deadlock, serialization.
-_LOCK_SQLSTATES: Final = frozenset({"55P03", "57014", "40P01", "40001"})
-#: The same in MySQL and MariaDB: lock wait timeout, deadlock, nowait.
-_LOCK_ERRNOS: Final = frozenset({1205, 1213, 3572})
-#: SQLITE_BUSY and SQLITE_LOCKED; the upper bytes tell the kind.
-_SQLITE_LOCKS: Final = frozenset({5, 6})
+#: The type of `created_at_ms` is the only thing that differs; each database takes the rest as it is.
+_DDL: Final = """\
+CREATE TABLE IF NOT EXISTS {table} (
+    id VARCHAR(255) PRIMARY KEY,
+    state VARCHAR(16) NOT NULL,
+    created_at_ms BIGINT NOT NULL
+)"""
+#: Databases for which the table is tested. In MySQL the engine must have transactions.
+DIALECTS: Final = {"postgresql": "", "mysql": " ENGINE=InnoDB", "sqlite": ""}
 
 
 class Barrier:
@@ -68,68 +66,146 @@ class Barrier:
     ) -> None:
         if not all(part.isidentifier() for part in table.split(".")):
             raise ValueError(f"table: {table!r} is not a plain name; it goes into SQL as it is")
-        if paramstyle is not None and paramstyle not in _PLACEHOLDERS:
-            raise ValueError(f"paramstyle: {paramstyle!r} is not one of {', '.join(_PLACEHOLDERS)}")
+        if paramstyle is not None and paramstyle not in PLACEHOLDERS:
+            raise ValueError(f"paramstyle: {paramstyle!r} is not one of {', '.join(PLACEHOLDERS)}")
         self._table, self._lock_timeout_s, self._paramstyle, self._keep = table, lock_timeout_s, paramstyle, keep
 
-    # --- for the local transaction ----------------------------------------------------------------------------------------
-    def create_table(self, connection: Connection) -> None:
-        """Make the table if it is not there, and commit. Run it once, where you make your other tables."""
-        sql = self._sql(connection)
-        sql.run(
-            f"CREATE TABLE IF NOT EXISTS {self._table} (id VARCHAR(255) PRIMARY KEY, state VARCHAR(16) NOT NULL,"
-            " created_at_ms BIGINT NOT NULL)"
-        )
-        connection.commit()
+    # --- the table --------------------------------------------------------------------------------------------------------
+    def ddl(self, dialect: str = "postgresql") -> str:
+        """The statement that makes the table, for your migrations: postgresql, mysql or sqlite."""
+        if dialect not in DIALECTS:
+            raise ValueError(f"dialect: {dialect!r} is not one of {', '.join(DIALECTS)}")
+        return _DDL.format(table=self._table) + DIALECTS[dialect]
 
-    def record(self, connection: Connection, id: str) -> None:
-        """Insert the row of this transaction's half, in the transaction that this connection is in. You commit.
+    def create_table(self, connection: Connection) -> Any:
+        """Make the table if it is not there. Committed, unless the connection is in a transaction: that one is yours to commit."""
+        if is_async(connection):
+            return self._run_async(connection, self._create_table, self._create_table_async)
+        return self._create_table(connection)
+
+    def _create_table(self, connection: Connection) -> None:
+        is_callers = in_transaction(connection)
+        self._sql(connection).run(_DDL.format(table=self._table))
+        if not is_callers:
+            connection.commit()
+
+    async def _create_table_async(self, driver: AsyncDriver) -> None:
+        is_callers = driver.in_transaction()
+        await driver.run(_DDL.format(table=self._table))
+        if not is_callers:
+            await driver.commit()
+
+    # --- for the local transaction ----------------------------------------------------------------------------------------
+    def record(self, connection: Connection, id: str) -> Any:
+        """Insert the row of this transaction's half, in the transaction that this connection is in. You commit, and then say
+        COMMIT: said before, it raises NotCommitted. Await it for a connection that is awaited.
 
         AlreadyAnswered: a check-back was faster and has answered ROLLBACK. Let the exception roll your transaction back.
         """
+        if not id or not isinstance(id, str):
+            raise TypeError(f"id: is {id!r}; pass the id of the half: tx.id, or message.transaction_id")
+        if is_async(connection):
+            return self._run_async(connection, lambda sync: self._record(sync, id), lambda driver: self._record_async(driver, id))
+        return self._record(connection, id)
+
+    def _record(self, connection: Connection, id: str) -> None:
         sql = self._sql(connection)
         sql.refuse_autocommit()
         try:
             self._insert(sql, id, COMMITTED)
         except Exception as error:
-            if not _is_integrity(error):
+            if not is_integrity(error):
                 raise
-            raise AlreadyAnswered(
-                f"{self._table} has a row for {id}: a check-back has answered ROLLBACK (or this transaction was recorded twice); "
-                "roll the local transaction back"
-            ) from error
+            raise self._already_answered(id) from error
+        _open_transactions.remember(id, sql.probe())
+
+    async def _record_async(self, driver: AsyncDriver, id: str) -> None:
+        driver.refuse_autocommit()
+        try:
+            await driver.run(self._inserting(), **_row(id, COMMITTED))
+        except Exception as error:
+            if not is_integrity(error):
+                raise
+            raise self._already_answered(id) from error
+        _open_transactions.remember(id, driver.has_written)
+
+    def _already_answered(self, id: str) -> AlreadyAnswered:
+        return AlreadyAnswered(
+            f"{self._table} has a row for {id}: a check-back has answered ROLLBACK (or this transaction was recorded twice); "
+            "roll the local transaction back"
+        )
+
+    @staticmethod
+    async def _run_async(
+        connection: Any, run_sync: Callable[[Any], Any], run_driver: Callable[[AsyncDriver], Awaitable[Any]]
+    ) -> Any:
+        """On a connection that is awaited: SQLAlchemy runs what is for threads, a driver what is for it."""
+        if runs_sync(connection):
+            return await connection.run_sync(run_sync)
+        return await run_driver(AsyncDriver(connection))
 
     # --- for the check ----------------------------------------------------------------------------------------------------
-    def listener(self, connect: Connect) -> Callable[[Check], Outcome]:
-        """For `Producer(…, on_check=barrier.listener(connect))`."""
+    def listener(self, connect: Connect) -> Callable[[Check], Any]:
+        """For `on_check=barrier.listener(connect)`. Where connect() gives something that is awaited, for an AsyncProducer."""
         return lambda check: self.answer(connect, check.id)
 
-    def answer(self, connect: Connect, id: str) -> Outcome:
-        """What became of this transaction. `connect()` gives a connection for this answer alone; it is closed here (a context
-        manager, such as a pool's, is entered and left).
+    def answer(self, connect: Connect, id: str) -> Any:
+        """What became of this transaction: an Outcome, or an awaitable of one. `connect()` gives a connection for this answer
+        alone; it is closed here (a context manager, such as a pool's, is entered and left).
 
         1  insert `rolled_back` and commit: there was no row, and there will be none of the local transaction
         2  there was one: its state is the answer
         3  another transaction may have one, and holds a lock: UNKNOWN
         """
-        with _opened(connect()) as connection:
-            sql = self._sql(connection)
-            try:
-                sql.wait_at_most(self._lock_timeout_s)
-                self._insert(sql, id, ROLLED_BACK)  # 1
-                connection.commit()
-                return Outcome.ROLLBACK
-            except Exception as error:
-                connection.rollback()
-                if _is_integrity(error):
-                    return self._outcome(connection, id)  # 2
-                if _is_lock(error):
-                    return Outcome.UNKNOWN  # 3
-                raise
+        given = connect()
+        if is_async(given):
+            return self._answer_async(given, id)
+        with opened(given) as connection:
+            return self._answer(connection, id)
 
-    def _outcome(self, connection: Connection, id: str) -> Outcome:
-        rows = self._sql(connection).run(f"SELECT state FROM {self._table} WHERE id = {{id}}", id=id)
-        connection.rollback()
+    def _answer(self, connection: Connection, id: str) -> Outcome:
+        sql = self._sql(connection)
+        try:
+            sql.wait_at_most(self._lock_timeout_s)
+            self._insert(sql, id, ROLLED_BACK)  # 1
+            connection.commit()
+            return Outcome.ROLLBACK
+        except Exception as error:
+            connection.rollback()
+            if is_integrity(error):
+                rows = self._sql(connection).run(self._selecting(), id=id)  # 2
+                connection.rollback()
+                return self._outcome(rows, id)
+            if is_lock(error):
+                return Outcome.UNKNOWN  # 3
+            raise
+
+    async def _answer_async(self, given: Any, id: str) -> Outcome:
+        async with opened_async(given) as connection:
+            if runs_sync(connection):
+                outcome: Outcome = await connection.run_sync(lambda sync: self._answer(sync, id))
+                return outcome
+            return await self._answer_driver(AsyncDriver(connection), id)
+
+    async def _answer_driver(self, driver: AsyncDriver, id: str) -> Outcome:
+        await driver.begin()
+        try:
+            await driver.run(f"SET LOCAL lock_timeout = {max(1, round(self._lock_timeout_s * 1000))}")
+            await driver.run(self._inserting(), **_row(id, ROLLED_BACK))  # 1
+            await driver.commit()
+            return Outcome.ROLLBACK
+        except Exception as error:
+            await driver.rollback()
+            if is_integrity(error):
+                await driver.begin()
+                rows = await driver.run(self._selecting(), id=id)  # 2
+                await driver.rollback()
+                return self._outcome(rows, id)
+            if is_lock(error):
+                return Outcome.UNKNOWN  # 3
+            raise
+
+    def _outcome(self, rows: list[Any], id: str) -> Outcome:
         if not rows:  # it was there a moment ago
             return Outcome.UNKNOWN
         [[state]] = rows
@@ -138,11 +214,11 @@ class Barrier:
         except KeyError:
             raise BarrierError(f"{self._table}.state: is {state!r} for {id}; only this class may write the table") from None
 
-    # --- for the house ----------------------------------------------------------------------------------------------------
+    # --- housekeeping -----------------------------------------------------------------------------------------------------
     def prune(self, connection: Connection, older_than: timedelta = timedelta(days=30)) -> int:
-        """Delete old rows, and commit; how many. A row that is gone too early makes a check-back answer ROLLBACK for what was
-        committed: stay well above Escrow's fileReservedTime, and above the time within which an operator may resume a discarded
-        half.
+        """Delete old rows; how many. Committed, unless the connection is in a transaction. A row that is gone too early makes a
+        check-back answer ROLLBACK for what was committed: stay well above Escrow's fileReservedTime, and above the time within
+        which an operator may resume a discarded half.
         """
         if older_than < self._keep:
             raise ValueError(
@@ -150,151 +226,28 @@ class Barrier:
                 "wait longer, or lower `keep` together with Escrow's fileReservedTime"
             )
         before_ms = _now_ms() - older_than // timedelta(milliseconds=1)
-        count = self._sql(connection).count(f"DELETE FROM {self._table} WHERE created_at_ms < {{before_ms}}", before_ms=before_ms)
-        connection.commit()
+        is_callers = in_transaction(connection)
+        statement = f"DELETE FROM {self._table} WHERE created_at_ms < {{before_ms}}"
+        count = self._sql(connection).count(statement, before_ms=before_ms)
+        if not is_callers:
+            connection.commit()
         return count
 
-    def _insert(self, sql: _Sql, id: str, state: str) -> None:
-        statement = f"INSERT INTO {self._table} (id, state, created_at_ms) VALUES ({{id}}, {{state}}, {{now_ms}})"
-        sql.run(statement, id=id, state=state, now_ms=_now_ms())
+    def _insert(self, sql: Sql, id: str, state: str) -> None:
+        sql.run(self._inserting(), **_row(id, state))
 
-    def _sql(self, connection: Connection) -> _Sql:
-        return _Sql(connection, self._paramstyle)
+    def _inserting(self) -> str:
+        return f"INSERT INTO {self._table} (id, state, created_at_ms) VALUES ({{id}}, {{state}}, {{now_ms}})"
 
+    def _selecting(self) -> str:
+        return f"SELECT state FROM {self._table} WHERE id = {{id}}"
 
-class _Sql:
-    """Runs statements on whatever kind of connection this is, within one transaction. Parameters are written {name}."""
-
-    def __init__(self, connection: Connection, paramstyle: str | None) -> None:
-        self.connection = connection
-        self._alchemy = _alchemy_connection(connection)
-        self._driver = _driver_connection(connection if self._alchemy is None else self._alchemy.connection)
-        self._paramstyle = paramstyle or self._known_paramstyle()
-
-    def _known_paramstyle(self) -> str:
-        if self._alchemy is not None:
-            return str(self._alchemy.dialect.paramstyle)
-        module = type(self._driver).__module__.partition(".")[0]
-        found = getattr(sys.modules.get(module), "paramstyle", None)
-        if found not in _PLACEHOLDERS:
-            raise ValueError(f"paramstyle: module {module} of this connection does not say; name it: Barrier(paramstyle=…)")
-        return str(found)
-
-    @property
-    def _is_sqlite(self) -> bool:
-        return type(self._driver).__module__.startswith("sqlite3")
-
-    @property
-    def _is_postgresql(self) -> bool:
-        return type(self._driver).__module__.partition(".")[0] in ("psycopg", "psycopg2", "pg8000")
-
-    def run(self, statement: str, **values: object) -> list[Any]:
-        """Rows, where there are any."""
-        with self._executed(statement, values) as result:
-            if self._alchemy is not None:
-                return list(result) if result.returns_rows else []
-            return list(result.fetchall()) if result.description else []
-
-    def count(self, statement: str, **values: object) -> int:
-        """How many rows a statement has changed."""
-        with self._executed(statement, values) as result:
-            return int(result.rowcount)
-
-    @contextmanager
-    def _executed(self, statement: str, values: dict[str, object]) -> Iterator[Any]:
-        text, parameters = self._written(statement, values)
-        if self._alchemy is not None:
-            yield self._alchemy.exec_driver_sql(text, parameters)
-            return
-        cursor = self.connection.cursor()
-        try:
-            cursor.execute(text, parameters)
-            yield cursor
-        finally:
-            cursor.close()
-
-    def _written(self, statement: str, values: dict[str, object]) -> tuple[str, Any]:
-        """Statement and parameters as this driver wants them. Every statement here names its parameters in their order."""
-        pattern = _PLACEHOLDERS[self._paramstyle]
-        names = {name: pattern.format(name=name, number=number) for number, name in enumerate(values, 1)}
-        return statement.format(**names), dict(values) if self._paramstyle in _BY_NAME else tuple(values.values())
-
-    # --- what differs from one database to the other ----------------------------------------------------------------------
-    def wait_at_most(self, lock_timeout_s: float) -> None:
-        """For the locks of this transaction. Other databases have their own default, or `connect` sets it."""
-        timeout_ms = max(1, round(lock_timeout_s * 1000))
-        if self._is_postgresql:
-            if getattr(self._driver, "autocommit", False) is True:
-                self.run("BEGIN")  # SET LOCAL means nothing outside a transaction, and the insert would wait for ever
-            self.run(f"SET LOCAL lock_timeout = {timeout_ms}")
-        elif self._is_sqlite:
-            self.run(f"PRAGMA busy_timeout = {timeout_ms}")
-
-    def refuse_autocommit(self) -> None:
-        """Raise where the driver would commit the row by itself, before and whatever the rest does."""
-        if self._is_sqlite:
-            alone = not self._driver.in_transaction and _sqlite_autocommits(self._driver)
-        else:
-            autocommit = getattr(self._driver, "autocommit", False)
-            alone = autocommit is True and not _in_block(self._driver)
-        if alone:
-            raise NotInTransaction("the connection is in autocommit mode: begin a transaction (BEGIN) before you record in it")
+    def _sql(self, connection: Connection) -> Sql:
+        return Sql(connection, self._paramstyle)
 
 
-def _sqlite_autocommits(driver: Any) -> bool:
-    """Python 3.12 has an attribute for it; before, and where that is left alone, isolation_level None means it."""
-    autocommit = getattr(driver, "autocommit", -1)
-    return bool(autocommit) if isinstance(autocommit, bool) else driver.isolation_level is None
-
-
-def _in_block(driver: Any) -> bool:
-    """psycopg: an explicit transaction block on a connection in autocommit mode. 0 is IDLE."""
-    status = getattr(getattr(driver, "info", None), "transaction_status", 0)
-    return int(status) != 0
-
-
-def _alchemy_connection(connection: Connection) -> Any:
-    """SQLAlchemy's Connection, of itself or of a Session; None for any other."""
-    if hasattr(connection, "exec_driver_sql"):
-        return connection
-    if hasattr(connection, "get_bind") and hasattr(connection, "connection"):
-        return connection.connection()
-    return None
-
-
-def _driver_connection(connection: Connection) -> Any:
-    """What a pool has wrapped."""
-    return getattr(connection, "dbapi_connection", None) or connection
-
-
-@contextmanager
-def _opened(given: Any) -> Iterator[Connection]:
-    """A connection to use and close; from a context manager (a pool's), whatever it gives."""
-    if not hasattr(given, "rollback") and hasattr(given, "__enter__"):
-        with given as connection:
-            yield connection
-        return
-    try:
-        yield given
-    finally:
-        given.close()
-
-
-def _is_integrity(error: Exception) -> bool:
-    """DB-API and SQLAlchemy both call it so; there is no common class."""
-    return any(kind.__name__ == "IntegrityError" for kind in type(error).__mro__)
-
-
-def _is_lock(error: Exception) -> bool:
-    """Another transaction holds what we need, or held it too long."""
-    original = getattr(error, "orig", None) or error  # SQLAlchemy wraps the driver's
-    sqlite_code = getattr(original, "sqlite_errorcode", None)
-    if sqlite_code is not None:
-        return sqlite_code & 0xFF in _SQLITE_LOCKS
-    sqlstate = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
-    if sqlstate is not None:
-        return sqlstate in _LOCK_SQLSTATES
-    return bool(original.args) and original.args[0] in _LOCK_ERRNOS
+def _row(id: str, state: str) -> dict[str, object]:
+    return {"id": id, "state": state, "now_ms": _now_ms()}
 
 
 def _now_ms() -> int:

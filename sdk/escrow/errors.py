@@ -6,9 +6,10 @@ EscrowError
 │   ├── NotAllowed        401, 403: the token is missing, unknown, or not good for this
 │   ├── NotFound          404, 410: there is no such thing, or no longer
 │   ├── KeyTaken          409: the dedup_key was used for another body
-│   ├── Overloaded        429: too much at once; retry_after_s says when to come back
-│   └── Unavailable       5xx: Escrow cannot serve just now
-├── Unreachable           no whole answer came; `maybe_done` says whether the request may have been carried out
+│   ├── Overloaded        429: too much at once; retry_after_s says when to come back (TryLater)
+│   └── Unavailable       5xx: Escrow cannot serve just now (TryLater)
+├── TryLater              Escrow is away or busy, and nothing is wrong with the request: Overloaded, Unavailable and
+│   └── Unreachable       no whole answer came; `maybe_done` says whether the request may have been carried out
 ├── BadAnswer             an answer came that the HTTP API does not know
 ├── Closed                the producer or consumer was closed, or belongs to the process before a fork
 ├── NotEnded              a transaction did not end as the caller said; `result` has the details
@@ -16,6 +17,7 @@ EscrowError
 │   └── EndRefused        it cannot be ended (wrong group, discarded, gone, …)
 └── BarrierError          the barrier of a local transaction
     ├── AlreadyAnswered   there is a row for this transaction: the local transaction must be rolled back
+    ├── NotCommitted      COMMIT was said before the database transaction that recorded it was committed
     └── NotInTransaction  the connection commits every statement by itself, so a barrier row would prove nothing
 """
 
@@ -45,6 +47,10 @@ class Refused(EscrowError):
         return f"{self.status} {self.code}: {self.args[0]}"
 
 
+class TryLater(EscrowError):
+    """Escrow is away or busy, and nothing is wrong with the request. The SDK has tried again before it raised this."""
+
+
 class InvalidRequest(Refused):
     """The request is wrong, and would be wrong again: `field` and `detail` say where and what to do."""
 
@@ -61,15 +67,15 @@ class KeyTaken(Refused):
     """The same dedup_key was used for another body: use one key for one message."""
 
 
-class Overloaded(Refused):
+class Overloaded(Refused, TryLater):
     """Too much at once. The SDK has waited and tried again before it raised this."""
 
 
-class Unavailable(Refused):
+class Unavailable(Refused, TryLater):
     """Escrow cannot serve just now: it starts, stops, is a standby, or is broken."""
 
 
-class Unreachable(EscrowError):
+class Unreachable(TryLater):
     """No whole answer came. Where `maybe_done` is False, Escrow has certainly not carried the request out."""
 
     def __init__(self, detail: str, *, maybe_done: bool) -> None:
@@ -107,6 +113,11 @@ class BarrierError(EscrowError):
 
 class AlreadyAnswered(BarrierError):
     """A row for this transaction exists: a check-back answered ROLLBACK while the local transaction was under way."""
+
+
+class NotCommitted(BarrierError):
+    """COMMIT was said while the database transaction with the barrier row was still open. UNKNOWN was said instead: commit the
+    transaction first, then say COMMIT."""
 
 
 class NotInTransaction(BarrierError):

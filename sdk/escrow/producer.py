@@ -11,7 +11,8 @@ What is raised, and when:
     before the local transaction   whatever the send met; the local transaction was not run, and the half, should it have been
                                    stored nevertheless, is asked about and rolled back
     by the local transaction       its own exception, unchanged, after UNKNOWN was handed in with the exception's text as remark
-    after the local transaction    only EndConflict and EndRefused: Escrow answered, and the half ended otherwise than was said.
+    after the local transaction    EndConflict and EndRefused: Escrow answered, and the half ended otherwise than was said.
+                                   NotCommitted: the database transaction with the barrier row is still open; UNKNOWN was said.
                                    An end that could not be delivered raises nothing: the local transaction is a fact, and
                                    check-back settles the half. `TransactionResult.error` has the reason.
 """
@@ -22,9 +23,10 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
+from escrow import _open_transactions
 from escrow._arguments import require_function, require_message
 from escrow._otel import span
-from escrow._producing import RETURNS_OUTCOME, Begun, ProducerBase, checked, say_quietly, say_unknown
+from escrow._producing import RETURNS_OUTCOME, Begun, ProducerBase, checked, refused_commit, say_quietly, say_unknown
 from escrow.errors import EscrowError
 from escrow.messages import Check, End, EndAnswer, Half, Message, Outcome, Position, TransactionResult, outcome_of, remark_of
 
@@ -46,7 +48,8 @@ class Producer(ProducerBase[Listener]):
                       `AsyncProducer` still go one after another, or they would lose their order)
     timeout_s         for one attempt
     retry_for_s       how long a call that may be repeated is tried again: halves (they carry a dedup_key) and ends always, ordinary
-                      messages only where they were certainly not stored
+                      messages only where they were certainly not stored. None: halves 5 s, so that a request handler hears soon
+                      that Escrow is away, everything else 30 s
     member            a name for this process among the group's members; one is made up otherwise
     check_threads     check-backs answered at the same time
     end               "wait": a transaction returns when Escrow has answered its end. "background": it returns when the local
@@ -107,6 +110,9 @@ class Producer(ProducerBase[Listener]):
 
     def _finish(self, half: Half, outcome: Outcome, remark: str) -> TransactionResult:
         """Say the outcome; what came of it, unless that is left to the background."""
+        probe = _open_transactions.forget(half.id)
+        if outcome is Outcome.COMMIT and _open_transactions.is_open(probe):
+            raise refused_commit(self._engine.end_soon, half)
         if self._in_background:
             return self._engine.end_in_background(half, outcome, remark, self._background)
         answer, failure = None, None

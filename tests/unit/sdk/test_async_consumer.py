@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from escrow import AsyncConsumer, AsyncProducer, Closed, Message, Producer
+from escrow import AsyncConsumer, AsyncProducer, Closed, Message, NotAllowed, Producer
 from escrow._deliveries import Held
 from tests.support.fake_escrow import Problem
 
@@ -263,3 +263,18 @@ def test_closed_and_in_another_loop(escrow):
 
     asyncio.run(main())
     gc.collect()
+
+
+def test_a_consumer_that_may_not_read_says_so_and_stops_trying(escrow, caplog):
+    path = "/v1/topics/paid/messages"
+    escrow.fail(path, Problem(403, "forbidden", "this token may not read paid"))
+
+    async def scene():
+        async with consuming(escrow) as consumer:
+            for _ in range(2):
+                with pytest.raises(NotAllowed, match="may not read paid"):
+                    await consumer.take(60)
+
+    run(scene)
+    assert len(escrow.calls_to(path)) == 1
+    assert "stops polling" in caplog.text

@@ -17,8 +17,9 @@ import pytest
 import sqlalchemy
 from sqlalchemy.orm import Session
 
-from escrow import AlreadyAnswered, Barrier, BarrierError, Check, Message, NotInTransaction, Outcome, Producer
-from escrow.barrier import _Sql
+from escrow import AlreadyAnswered, Barrier, BarrierError, Check, Message, NotCommitted, NotInTransaction, Outcome, Producer
+from escrow._databases import Sql as _Sql
+from escrow.cli import main
 from tests.support.postgres import postgres
 
 
@@ -369,3 +370,82 @@ def test_the_listener_takes_a_check(tmp_path):
         barrier.create_table(connection)
     check = Check("tx-9", "orders", "paid", b"", "", "", {}, 1, 0, 0)
     assert barrier.listener(connect)(check) is Outcome.ROLLBACK
+
+
+# --- COMMIT before the database's commit ----------------------------------------------------------------------------------
+def test_commit_before_the_databases_commit_is_refused(database, escrow):
+    """The outcome is UNKNOWN, the error names the remedy, and check-back finds the truth."""
+    with Producer(escrow.url, "orders", on_check=database.barrier.listener(database.connect)) as producer:
+
+        def handler(local):
+            with producer.transaction(Message("paid", "order")) as tx:
+                database.barrier.record(local, tx.id)
+
+        with opened(database.connect) as local:
+            with pytest.raises(NotCommitted, match="is still open"):
+                handler(local)
+            local.rollback()
+        [id] = escrow.halves
+        escrow.until(lambda: escrow.halves[id].ends)
+        assert [end["outcome"] for end in escrow.halves[id].ends] == ["unknown"]
+        assert escrow.halves[id].ends[0]["remark"].startswith("NotCommitted: ")
+        escrow.ask(id)
+        escrow.until(lambda: escrow.halves[id].state == "ROLLED_BACK")
+
+
+def test_commit_after_the_databases_commit_is_said_though_another_transaction_reads(database, escrow):
+    def place(message, local):
+        database.barrier.record(local, message.transaction_id)
+        local.commit()
+        _Sql(local, None).run("SELECT count(*) FROM escrow_barrier")
+        return Outcome.COMMIT
+
+    with Producer(escrow.url, "orders") as producer, opened(database.connect) as local:
+        assert producer.send_in_transaction(Message("paid", "order"), place, local).committed
+        local.rollback()
+
+
+def test_a_local_transaction_that_returns_commit_too_early_is_refused(database, escrow):
+    def place(message, local):
+        database.barrier.record(local, message.transaction_id)
+        return Outcome.COMMIT
+
+    with Producer(escrow.url, "orders") as producer, opened(database.connect) as local:
+        with pytest.raises(NotCommitted):
+            producer.send_in_transaction(Message("paid", "order"), place, local)
+        local.rollback()
+
+
+# --- the table ------------------------------------------------------------------------------------------------------------
+def test_the_callers_transaction_is_not_committed(database):
+    """Neither by making the table nor by pruning it."""
+    with opened(database.connect) as local:
+        database.barrier.record(local, "tx-1")
+        database.barrier.create_table(local)
+        database.barrier.prune(local)
+        local.rollback()
+    assert database.rows() == []
+
+
+def test_the_ddl_is_what_create_table_runs(tmp_path):
+    connect, _ = sqlite_database(tmp_path)
+    with opened(connect) as db:
+        db.execute(Barrier("rows").ddl("sqlite"))
+        Barrier("rows").record(db, "tx-1")
+    with pytest.raises(ValueError, match="dialect: 'oracle' is not one of postgresql, mysql, sqlite"):
+        Barrier().ddl("oracle")
+
+
+@pytest.mark.parametrize("id", ["", None, 7])
+def test_an_id_that_is_none_is_refused_by_name(tmp_path, id):
+    connect, _ = sqlite_database(tmp_path)
+    with opened(connect) as db, pytest.raises(TypeError, match=r"id: is .*; pass the id of the half"):
+        Barrier().record(db, id)
+
+
+def test_the_command_prints_the_ddl(capsys):
+    assert main(["barrier", "ddl", "mysql", "--table", "shop.rows"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == f"{Barrier('shop.rows').ddl('mysql')};\n"
+    assert printed.startswith("CREATE TABLE IF NOT EXISTS shop.rows (")
+    assert main(["barrier", "ddl", "mysql", "--table", "a;b"]) == 2

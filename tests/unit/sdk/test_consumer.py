@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from escrow import Closed, Consumer, Message, Producer
+from escrow import Closed, Consumer, Message, NotAllowed, Producer
 from escrow._deliveries import Held
 from tests.support.fake_escrow import FakeEscrow, Problem, eventually
 
@@ -325,3 +325,17 @@ def test_dead_letters(escrow):
 def test_arguments_are_checked(arguments, said):
     with FakeEscrow() as escrow, pytest.raises(ValueError, match=said):
         Consumer(**{"url": escrow.url, "topics": "paid", "group": "shipping", **arguments})
+
+
+def test_a_consumer_that_may_not_read_says_so_and_stops_trying(escrow, caplog):
+    path = "/v1/topics/paid/messages"
+    escrow.fail(path, Problem(403, "forbidden", "this token may not read paid"))
+    put(escrow, "a", topic="shipped")
+    with consuming(escrow, ["paid", "shipped"]) as consumer:
+        with pytest.raises(NotAllowed, match="may not read paid"):
+            list(consumer)  # what was fetched comes first
+        with pytest.raises(NotAllowed):
+            list(consumer)
+        assert consumer.close()
+    assert len(escrow.calls_to(path)) == 1
+    assert "stops polling: grant its token the topic and the group" in caplog.text

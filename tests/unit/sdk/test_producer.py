@@ -21,6 +21,7 @@ from escrow import (
     NotAllowed,
     Outcome,
     Producer,
+    TryLater,
     Unavailable,
     Unreachable,
     Verdict,
@@ -523,3 +524,26 @@ def test_nothing_is_logged_in_a_quiet_life(escrow, caplog):
     with Producer(escrow.url, "orders", on_check=lambda check: Outcome.COMMIT) as producer:
         producer.send_in_transaction(PAID, lambda *_: Outcome.COMMIT)
     assert caplog.records == []
+
+
+# --- Escrow away ----------------------------------------------------------------------------------------------------------
+def test_a_half_is_given_up_sooner_than_an_end():
+    """A request handler begins with it. Named patience counts for both."""
+    for retry_for_s, expected in ((None, (5.0, 30.0)), (7, (7, 7))):
+        with Producer("http://127.0.0.1:1", "orders", retry_for_s=retry_for_s) as producer:
+            engine = producer._engine
+            assert (engine.halves_limits.retry_for_s, engine.limits.retry_for_s) == expected
+
+
+@pytest.mark.parametrize("problem", [Problem(503, "starting"), Problem(429, "overloaded"), None])
+def test_what_may_pass_is_one_kind_of_error(escrow, problem):
+    with Producer(escrow.url if problem else "http://127.0.0.1:1", "orders", retry_for_s=0) as producer:
+        if problem is not None:
+            escrow.fail("/v1/halves", problem)
+        with pytest.raises(TryLater):
+            producer.send_half(PAID)
+
+
+def test_a_transaction_of_several_messages_is_refused_by_name(escrow, producer):
+    with pytest.raises(TypeError, match=r"message: is .*; a transaction has one message; send_halves"):
+        producer.transaction([PAID, PAID])
