@@ -36,7 +36,7 @@ SMALL ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --retries 8
-BENCHES := bench-store bench-consume bench-streaming bench-spark bench-ingest bench-grpc bench-console bench-many bench-kafka
+BENCHES := bench-store bench-consume bench-streaming bench-spark bench-ingest bench-grpc bench-console bench-many bench-ecosystem bench-kafka
 
 # The environment is rebuilt, whatever its age, when its interpreter has gone, when the checkout has moved, and when PYTHON
 # was named and is of another version.
@@ -129,6 +129,9 @@ parity-rocketmq: venv ## the same Java program against a real RocketMQ and again
 	@sh scripts/test_tools.sh
 	@sh scripts/rocketmq_clients.sh "$(PYTHON)" server
 	$(BIN)/python -m tests.rocketmq.parity
+
+bench-ecosystem: venv ## what importing the client costs (seconds)
+	$(BIN)/python -m benchmarks.results benchmarks.ecosystem
 
 bench-many: venv ## 20,000 topics and 10,000 groups: start, memory, descriptors, lists, releases (about 5 minutes)
 	$(BIN)/python -m benchmarks.results benchmarks.many --service

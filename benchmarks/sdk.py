@@ -5,6 +5,7 @@ or 64 threads (`Producer`).
 
 batched      as the producer is by default: callers share requests
 unbatched    the same producer with `batch_max=1`: each caller makes requests of his own
+background   the same producer with `end="background"`: no caller waits for its end, and all of them are answered at the end
 bare         each caller makes his requests by hand, without a producer: what is below it (`LoopTransport`, `Api`)
 one caller   one thread alone: what the producer adds to the bare requests
 cpu          CPU of both sides for one transaction: says the same on a machine that is busy with other things, where the
@@ -27,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.support import alternate, load, ratio, report, scratch, spread
 from escrow import Api, AsyncProducer, End, Message, Outcome, Producer, _calls
@@ -83,6 +84,58 @@ def throughput(transact: Callable[[], None]) -> float:
         for done in [pool.submit(work) for _ in range(CALLERS)]:
             done.result()
         return TRANSACTIONS / (time.perf_counter() - begun_s)
+
+
+def ending_throughput(url: str, callers: int, count: int, end: Literal["wait", "background"]) -> float:
+    """Transactions a second of so many threads, until each end is answered."""
+    with Producer(url, "orders", on_check=committed, end=end) as producer, ThreadPoolExecutor(callers) as pool:
+
+        def work() -> None:
+            for _ in range(count // callers):
+                producer.send_in_transaction(MESSAGE, committed)
+
+        begun_s = time.perf_counter()
+        for done in [pool.submit(work) for _ in range(callers)]:
+            done.result()
+        assert producer.close(60), "an end was not answered"
+        elapsed_s = time.perf_counter() - begun_s
+    assert end == "wait" or producer.ends.ended == count // callers * callers
+    return count / elapsed_s
+
+
+async def ending_task_throughput(url: str, end: Literal["wait", "background"]) -> float:
+    """The same of CALLERS tasks."""
+
+    async def outcome(*_: object) -> Outcome:
+        return Outcome.COMMIT
+
+    producer = AsyncProducer(url, "orders", on_check=committed, end=end)
+    await producer.start()
+
+    async def work() -> None:
+        for _ in range(TRANSACTIONS // CALLERS):
+            await producer.send_in_transaction(MESSAGE, outcome)
+
+    begun_s = time.perf_counter()
+    await asyncio.gather(*[work() for _ in range(CALLERS)])
+    assert await producer.close(60), "an end was not answered"
+    return TRANSACTIONS / (time.perf_counter() - begun_s)
+
+
+def background(url: str) -> dict[str, float]:
+    """What it brings that no caller waits for its end: rates over those of callers that wait."""
+    figures = {}
+    kinds: dict[str, Callable[[Literal["wait", "background"]], float]] = {
+        "threads": lambda end: ending_throughput(url, CALLERS, TRANSACTIONS, end),
+        "tasks": lambda end: asyncio.run(ending_task_throughput(url, end)),
+        "one_caller": lambda end: ending_throughput(url, 1, ALONE, end),
+    }
+    for name, rate in kinds.items():
+        rates = in_turns(ROUNDS, waiting=partial(rate, "wait"), background=partial(rate, "background"))
+        for side, values in rates.items():
+            print(f"{name}, transactions/s, {side}: {spread(values)}")
+        figures[f"ingest.sdk_background_over_waiting_{name}"] = ratio(rates["background"], rates["waiting"])
+    return figures
 
 
 async def task_throughput(url: str, **options: Any) -> float:
@@ -199,7 +252,7 @@ def main() -> None:
         Producer(url, "orders") as producer,
         Producer(url, "orders", batch_max=1) as single,
     ):
-        report(measure(url, edge_pid, api, producer, single))
+        report(measure(url, edge_pid, api, producer, single) | background(url))
 
 
 if __name__ == "__main__":

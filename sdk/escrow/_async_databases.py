@@ -6,11 +6,11 @@ SQLAlchemy's run the code for threads (`run_sync`). The drivers' own have a thin
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from escrow._databases import written
+from escrow._databases import hold, written
 from escrow.errors import NotInTransaction
 
 
@@ -72,6 +72,16 @@ class AsyncDriver:
             raise NotInTransaction(
                 "the connection is in no transaction: begin one (`async with connection.transaction()`) before you record in it"
             )
+
+    def probe(self) -> Callable[[], Awaitable[bool]]:
+        """Says later whether a transaction of this connection has written and is still open."""
+        held = hold(self._connection)
+
+        async def is_open() -> bool:
+            connection = held()
+            return connection is not None and await AsyncDriver(connection).has_written()
+
+        return is_open
 
     async def has_written(self) -> bool:
         """A transaction is open, and it is not one that has only read since."""

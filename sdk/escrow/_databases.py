@@ -6,6 +6,7 @@ Connections that must be awaited are in `escrow._async_databases`.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -86,15 +87,15 @@ class Sql:
 
     def probe(self) -> Callable[[], bool]:
         """Says later whether the transaction that the connection is in now is still open."""
-        connection = self.connection
+        held, paramstyle = hold(self.connection), self._paramstyle
         if self._alchemy is not None:
-            begun = connection.get_transaction()
-            return lambda: begun is not None and connection.get_transaction() is begun
+            begun = hold(self.connection.get_transaction())
+            return lambda: begun() is not None and held().get_transaction() is begun()
         if self._database == "sqlite":
-            return lambda: bool(self._driver.in_transaction)
-        return self._has_written
+            return lambda: bool(held().in_transaction)
+        return lambda: held() is not None and Sql(held(), paramstyle).has_written()
 
-    def _has_written(self) -> bool:
+    def has_written(self) -> bool:
         """PostgreSQL: a transaction is open, and it is not one that has only read since. Other drivers do not tell."""
         if _status(self._driver) == 0:
             return False
@@ -133,6 +134,14 @@ def _sqlite_autocommits(driver: Any) -> bool:
     """Python 3.12 has an attribute for it; before, and where that is left alone, isolation_level None means it."""
     autocommit = getattr(driver, "autocommit", -1)
     return bool(autocommit) if isinstance(autocommit, bool) else driver.isolation_level is None
+
+
+def hold(thing: Any) -> Callable[[], Any]:
+    """Gives the thing back as long as others keep it; where that cannot be told, always."""
+    try:
+        return weakref.ref(thing)
+    except TypeError:  # sqlite3's connections, None
+        return lambda: thing
 
 
 def in_transaction(connection: Connection) -> bool:

@@ -5,13 +5,16 @@ A delivery's states:   HELD → DONE (acked) | GIVEN_BACK (nacked, or closed) | 
 
 from __future__ import annotations
 
-import asyncio
+import importlib
 from collections.abc import Generator, Mapping
 from concurrent.futures import Future
 from enum import Enum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from escrow.messages import Delivered
+
+if TYPE_CHECKING:
+    import asyncio
 
 _T = TypeVar("_T")
 
@@ -32,7 +35,9 @@ class Pending(Generic[_T]):
 
     def __await__(self) -> Generator[Any, None, _T]:
         if isinstance(self._future, Future):
-            return asyncio.wrap_future(self._future).__await__()
+            asyncio: Any = importlib.import_module("asyncio")  # a program with threads alone does not load it
+            awaiting: Generator[Any, None, _T] = asyncio.wrap_future(self._future).__await__()
+            return awaiting
         return self._future.__await__()
 
 

@@ -81,5 +81,5 @@ def _unknown(error: Exception) -> bool:
 def not_committed(id: str) -> NotCommitted:
     return NotCommitted(
         f"{id}: COMMIT was said, but the database transaction that recorded it is still open. Commit it first: inside the "
-        "transaction block, or in the local transaction function. UNKNOWN was said instead; check-back finds the outcome"
+        "transaction block, or in the local transaction function. The half stays in doubt; check-back finds the outcome"
     )

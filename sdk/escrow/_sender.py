@@ -1,27 +1,23 @@
 """What `Producer` is built on: one set of connections, batches and threads.
 
-An `AsyncProducer` sends in its event loop (`LoopEngine`); its check-backs are answered by the threads of an `Engine`."""
+An `AsyncProducer` sends in its event loop (`escrow._loop_sender`); its check-backs are answered by the threads of an `Engine`."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import secrets
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from escrow import _calls
 from escrow._arguments import require_message
 from escrow._background import WAITING_MAX, BackgroundEnds, patient
 from escrow._batch_policy import Limits
 from escrow._batching import Batcher
 from escrow._checking import CheckLoop
 from escrow._exits import close_at_exit, own_name, was_closed
-from escrow._loop import LoopHome, LoopTransport
-from escrow._loop_batching import LoopBatcher
 from escrow._otel import carrying
 from escrow.api import Api
 from escrow.messages import Check, End, EndAnswer, Half, Message, Outcome, Position, TransactionResult
@@ -30,10 +26,8 @@ log: Final = logging.getLogger("escrow.producer")
 
 #: What a message needs on the wire besides its body, roughly: for the size of a request.
 _MESSAGE_BYTES: Final = 256
-#: So many messages, and as many ends, may be under way in an event loop, and two requests of each at least.
-_UNDER_WAY: Final = 128
 #: A message and the dedup_key under which it is sent, again and again if need be.
-_Keyed = tuple[Message, str]
+Keyed = tuple[Message, str]
 
 
 class Engine:
@@ -46,7 +40,7 @@ class Engine:
         self.home = api.transport.server.home
         #: 96 bits in 16 characters: a key is stored with its half.
         self._key_prefix, self._key_numbers = secrets.token_urlsafe(12), itertools.count()
-        self._halves: Batcher[_Keyed, Half] = Batcher("halves", self._send_halves, halves)
+        self._halves: Batcher[Keyed, Half] = Batcher("halves", self._send_halves, halves)
         self._messages: Batcher[Message, Position] = Batcher("messages", self._send_messages, limits)
         self._ends: Batcher[End, EndAnswer] = Batcher("ends", self._send_ends, limits)
         self._background_ends: Batcher[End, EndAnswer] = Batcher("background-ends", self._send_ends, patient(limits))
@@ -56,7 +50,7 @@ class Engine:
         close_at_exit(self)
 
     # --- in the batchers' threads, or in the callers' -----------------------------------------------------------------------
-    def _send_halves(self, _: Hashable, keyed: Sequence[_Keyed], give_up_at: float) -> list[Half]:
+    def _send_halves(self, _: Hashable, keyed: Sequence[Keyed], give_up_at: float) -> list[Half]:
         messages, keys = zip(*keyed, strict=True)
         return self.api.send_halves(self.group, messages, dedup_keys=keys, give_up_at=give_up_at)
 
@@ -68,10 +62,10 @@ class Engine:
 
     # --- for producers ----------------------------------------------------------------------------------------------------
     def send_halves(self, messages: Sequence[Message]) -> list[Half]:
-        messages = _carried(messages)
-        return self._halves.answers(self.keyed(messages), size_bytes=_size_bytes(messages))
+        messages = carried(messages)
+        return self._halves.answers(self.keyed(messages), size_bytes=size_bytes(messages))
 
-    def keyed(self, messages: Sequence[Message]) -> list[_Keyed]:
+    def keyed(self, messages: Sequence[Message]) -> list[Keyed]:
         """Halves, each with its key. A new key is this engine's random name and a number: no other half of the group has it."""
         if self._unasked:
             self._say_unasked()
@@ -89,8 +83,8 @@ class Engine:
         log.warning("group %s: this producer sends halves and cannot be asked about them; %s", self.group, remedy)
 
     def send_messages(self, messages: Sequence[Message]) -> list[Position]:
-        messages = _carried(messages)
-        return self._messages.answers(messages, size_bytes=_size_bytes(messages))
+        messages = carried(messages)
+        return self._messages.answers(messages, size_bytes=size_bytes(messages))
 
     def end(self, ends: Sequence[End]) -> list[EndAnswer]:
         return self._ends.answers(ends)
@@ -105,7 +99,7 @@ class Engine:
         future = self._background_ends.submit([End(half.id, outcome, remark)])
         ledger.begin()
         result = TransactionResult(half.id, half.half_offset, outcome, None, remark, None, True)
-        future.add_done_callback(lambda done: _note(ledger, result, done))
+        future.add_done_callback(lambda done: note(ledger, result, done))
         return result._replace(answer=future.result()[0]) if waits else result
 
     def listen(self, listener: Callable[[Check], object], member: str | None, *, threads: int, wait_s: float) -> None:
@@ -140,69 +134,15 @@ class Engine:
         return done
 
 
-class LoopEngine:
-    """Halves, messages and ends of an `AsyncProducer`, in shared requests, in the event loop that it is made in."""
+class _Answers(Protocol):
+    """A future of a thread or of an event loop."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self._group = engine, engine.group
-        self.home = LoopHome()
-        limits, under_way_max = engine.limits, max(2, _UNDER_WAY // engine.limits.batch_max)
-        self._transport = LoopTransport(engine.api.transport.server)
-        # Ordinary messages stay in the order that they were handed in. For halves it is their commits that count, and a task that
-        # has not awaited the first commit cannot expect it to come before the second.
-        self._halves: LoopBatcher[_Keyed, Half] = LoopBatcher(
-            "halves", self._send_halves, engine.halves_limits, under_way_max=under_way_max
-        )
-        self._messages: LoopBatcher[Message, Position] = LoopBatcher("messages", self._send_messages, limits)
-        self._ends: LoopBatcher[End, EndAnswer] = LoopBatcher("ends", self._send_ends, limits, under_way_max=under_way_max)
-        self._background_ends: LoopBatcher[End, EndAnswer] = LoopBatcher(
-            "background-ends", self._send_ends, patient(limits), under_way_max=under_way_max
-        )
-
-    async def end_in_background(self, half: Half, outcome: Outcome, remark: str, ledger: BackgroundEnds) -> TransactionResult:
-        """Hand in an end that is not waited for, unless too many wait before it."""
-        waits = self._background_ends.waiting_count >= WAITING_MAX
-        future = self._background_ends.submit([End(half.id, outcome, remark)])
-        ledger.begin()
-        result = TransactionResult(half.id, half.half_offset, outcome, None, remark, None, True)
-        future.add_done_callback(lambda done: _note(ledger, result, done))
-        return result._replace(answer=(await asyncio.shield(future))[0]) if waits else result
-
-    async def _send_halves(self, _: Hashable, keyed: Sequence[_Keyed], give_up_at: float) -> list[Half]:
-        messages, keys = zip(*keyed, strict=True)
-        return await self._transport.perform(_calls.halves(self._group, messages, keys), give_up_at)
-
-    async def _send_messages(self, _: Hashable, messages: Sequence[Message], give_up_at: float) -> list[Position]:
-        return await self._transport.perform(_calls.messages(self._group, messages), give_up_at)
-
-    async def _send_ends(self, _: Hashable, ends: Sequence[End], give_up_at: float) -> list[EndAnswer]:
-        return await self._transport.perform(_calls.ends(self._group, ends), give_up_at)
-
-    async def state(self, id: str) -> dict[str, Any]:
-        return await self._transport.perform(_calls.transaction(id))
-
-    def send_halves(self, messages: Sequence[Message]) -> asyncio.Future[list[Half]]:
-        messages = _carried(messages)
-        return self._halves.submit(self._engine.keyed(messages), size_bytes=_size_bytes(messages))
-
-    def send_messages(self, messages: Sequence[Message]) -> asyncio.Future[list[Position]]:
-        messages = _carried(messages)
-        return self._messages.submit(messages, size_bytes=_size_bytes(messages))
-
-    def end(self, ends: Sequence[End]) -> asyncio.Future[list[EndAnswer]]:
-        return self._ends.submit(ends)
-
-    async def close(self, timeout_s: float) -> bool:
-        """What was handed in is sent; what could not be in time gets `Closed`."""
-        batchers: tuple[LoopBatcher[Any, Any], ...] = (self._halves, self._messages, self._ends, self._background_ends)
-        done = await asyncio.gather(*[batcher.close(timeout_s) for batcher in batchers])
-        self._transport.close()
-        return all(done)
+    def cancelled(self) -> bool: ...
+    def exception(self) -> BaseException | None: ...
+    def result(self) -> list[EndAnswer]: ...
 
 
-def _note(
-    ledger: BackgroundEnds, result: TransactionResult, done: Future[list[EndAnswer]] | asyncio.Future[list[EndAnswer]]
-) -> None:
+def note(ledger: BackgroundEnds, result: TransactionResult, done: _Answers) -> None:
     """What came of a background end, by the future that had it."""
     if done.cancelled():
         ledger.settle(result, None, None)
@@ -212,13 +152,13 @@ def _note(
         ledger.settle(result, done.result(), None)
 
 
-def _carried(messages: Sequence[Message]) -> Sequence[Message]:
+def carried(messages: Sequence[Message]) -> Sequence[Message]:
     for message in messages:  # mostly one
         require_message(message)
     return carrying(messages)
 
 
-def _size_bytes(messages: Sequence[Message]) -> int:
+def size_bytes(messages: Sequence[Message]) -> int:
     size_bytes = _MESSAGE_BYTES * len(messages)
     for message in messages:  # mostly one
         size_bytes += len(message.body)

@@ -23,9 +23,9 @@ from escrow._arguments import require_function, require_message
 from escrow._consuming import ConsumerBase
 from escrow._deliveries import Delivery, Held
 from escrow._loop_fetcher import LoopIntake
+from escrow._loop_sender import LoopEngine
 from escrow._otel import span
 from escrow._producing import RETURNS_OUTCOME, Begun, ProducerBase, checked, log, refused_commit, say_unknown
-from escrow._sender import LoopEngine
 from escrow.errors import Closed, EscrowError
 from escrow.messages import (
     Check,
@@ -165,7 +165,12 @@ class AsyncProducer(ProducerBase[AsyncListener]):
 
     async def end_all(self, ends: Sequence[End]) -> list[EndAnswer]:
         """Say how several halves ended; each is answered for itself."""
-        return await self._end(list(ends))
+        ends = list(ends)
+        for end in ends:
+            probe = _open_transactions.forget(end.id)
+            if end.outcome is Outcome.COMMIT and await _open_transactions.is_open_async(probe):
+                raise _open_transactions.not_committed(end.id)
+        return await self._end(ends)
 
     async def state(self, id: str) -> dict[str, Any]:
         """State and history of one transaction, as Escrow has them."""

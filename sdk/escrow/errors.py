@@ -116,7 +116,7 @@ class AlreadyAnswered(BarrierError):
 
 
 class NotCommitted(BarrierError):
-    """COMMIT was said while the database transaction with the barrier row was still open. UNKNOWN was said instead: commit the
+    """COMMIT was said while the database transaction with the barrier row was still open, and was not sent. Commit that
     transaction first, then say COMMIT."""
 
 

@@ -146,11 +146,16 @@ class Producer(ProducerBase[Listener]):
 
     def end(self, id: str, outcome: Outcome, *, remark: str = "") -> EndAnswer:
         """Say how a half ended. The answer is Escrow's verdict, whatever it is."""
-        return self._engine.end([End(id, outcome, remark)])[0]
+        return self.end_all([End(id, outcome, remark)])[0]
 
     def end_all(self, ends: Sequence[End]) -> list[EndAnswer]:
         """Say how several halves ended; each is answered for itself."""
-        return self._engine.end(list(ends))
+        ends = list(ends)
+        for end in ends:
+            probe = _open_transactions.forget(end.id)
+            if end.outcome is Outcome.COMMIT and _open_transactions.is_open(probe):
+                raise _open_transactions.not_committed(end.id)
+        return self._engine.end(ends)
 
     def state(self, id: str) -> dict[str, Any]:
         """State and history of one transaction, as Escrow has them."""

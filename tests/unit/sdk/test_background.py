@@ -166,6 +166,7 @@ def test_a_server_that_is_gone_holds_close_of_a_task_up_no_longer_than_its_timeo
 
 def test_too_many_make_a_call_wait(escrow, monkeypatch):
     monkeypatch.setattr("escrow._sender.WAITING_MAX", 0)
+    monkeypatch.setattr("escrow._loop_sender.WAITING_MAX", 0)
     with sending(escrow) as producer:
         assert producer.send_in_transaction(PAID, commit).committed
 

@@ -3,9 +3,11 @@ local transaction that is running is never taken for one that was rolled back.""
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +19,18 @@ import pytest
 import sqlalchemy
 from sqlalchemy.orm import Session
 
-from escrow import AlreadyAnswered, Barrier, BarrierError, Check, Message, NotCommitted, NotInTransaction, Outcome, Producer
+from escrow import (
+    AlreadyAnswered,
+    Barrier,
+    BarrierError,
+    Check,
+    Message,
+    NotCommitted,
+    NotInTransaction,
+    Outcome,
+    Producer,
+    _open_transactions,
+)
 from escrow._databases import Sql as _Sql
 from escrow.cli import main
 from tests.support.postgres import postgres
@@ -414,6 +427,32 @@ def test_a_local_transaction_that_returns_commit_too_early_is_refused(database, 
         with pytest.raises(NotCommitted):
             producer.send_in_transaction(Message("paid", "order"), place, local)
         local.rollback()
+
+
+def test_an_end_by_hand_before_the_databases_commit_is_refused_and_nothing_is_sent(database, escrow):
+    with Producer(escrow.url, "orders") as producer, opened(database.connect) as local:
+        half = producer.send_half(Message("paid", "order"))
+        database.barrier.record(local, half.id)
+        with pytest.raises(NotCommitted):
+            producer.end(half.id, Outcome.COMMIT)
+        assert escrow.calls_to("/v1/ends") == []
+        local.commit()
+        assert producer.end(half.id, Outcome.COMMIT).stands
+
+
+def test_a_connection_that_is_gone_is_not_kept_for_the_outcome(database):
+    local = database.connect()
+    database.barrier.record(local, "tx-1")
+    probe = _open_transactions.forget("tx-1")
+    if isinstance(local, sqlite3.Connection):
+        local.close()
+    else:
+        gone = weakref.ref(local)
+        local.close()
+        del local
+        gc.collect()
+        assert gone() is None
+    assert not _open_transactions.is_open(probe)
 
 
 # --- the table ------------------------------------------------------------------------------------------------------------

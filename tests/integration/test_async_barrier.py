@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from escrow import AlreadyAnswered, AsyncProducer, Barrier, Message, NotCommitted, NotInTransaction, Outcome, Producer
-from tests.support.fake_escrow import eventually
+from tests.support.fake_escrow import FakeEscrow, eventually
 from tests.support.postgres import postgres
 
 KINDS = ["alchemy-asyncpg", "alchemy-asyncpg-session", "alchemy-psycopg", "alchemy-psycopg-session", "asyncpg", "psycopg"]
@@ -22,6 +22,12 @@ KINDS = ["alchemy-asyncpg", "alchemy-asyncpg-session", "alchemy-psycopg", "alche
 def cluster():
     with postgres() as running:
         yield running
+
+
+@pytest.fixture
+def escrow():
+    with FakeEscrow() as fake:
+        yield fake
 
 
 class Database:
