@@ -146,7 +146,7 @@ class Recovery:
         table, start = files.table, int(state["redo_end"])
         noted = {int(key): (int(begin), int(end)) for key, begin, end in state.get("queues", [])}
         if files.marker.half_cursor > table.allocated:
-            return f"the state table ends at row {table.allocated}, before the cursor {files.marker.half_cursor}"
+            return f"{table.file.directory}: the table ends at row {table.allocated}, before the cursor {files.marker.half_cursor}"
         if table.file.is_cut_off():  # before a file is opened, which fills it with zeros
             return f"{table.file.directory}: a file was cut off"
         if doubt := self._doubt_of_redo(state):
@@ -161,9 +161,10 @@ class Recovery:
         if doubt := self._doubt_of_catalogue(files, noted):
             return doubt
         if self._page[JobSlot.SEQUENCE] > files.marker.sequence:
-            return f"batch {self._page[JobSlot.SEQUENCE]} was applied, the redo log ends with {files.marker.sequence}"
+            sequence, last = self._page[JobSlot.SEQUENCE], files.marker.sequence
+            return f"{self._redo.file.directory}: ends with batch {last}, but job.published says that {sequence} was applied"
         if table.pending != files.marker.pending:
-            return f"{table.pending} rows are pending, {files.marker.pending} should be"
+            return f"{table.file.directory}: {table.pending} rows are pending, {files.marker.pending} should be"
         return ""
 
     def _doubt_of_redo(self, state: dict[str, Any]) -> str:
@@ -181,7 +182,7 @@ class Recovery:
         files is there, as long as what was written to it, and has the noted CRC."""
         extents = {topic_queue_name(*topic_of_key(key)): extent for key, extent in noted.items() if extent[0] < extent[1]}
         if any(files.catalogue.extent(key)[1] < end for key, (_, end) in noted.items()):
-            return "the catalogue lacks a queue, or a queue's end, that the checkpoint knows"
+            return f"{files.root / 'catalogue'}: lacks a queue, or a queue's end, that the checkpoint knows"
         extents |= {name: (0, end) for name in NUMBERED_QUEUES if (end := getattr(files.marker, f"{name}_end"))}
         segment_bytes = self._directory.geometry.topic_queue_entries_per_file * ENTRY.itemsize
         for name, (begin, end) in extents.items():

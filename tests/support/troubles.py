@@ -16,7 +16,7 @@ from random import Random
 from store.admin.backup import backup, restore
 from store.admin.rebuild import rebuild
 from store.errors import StoreError
-from tests.support.check_store import check_store
+from tests.support.check_store import check_store, is_about
 from tests.support.history import History
 
 #: Rebuilt, or volatile: FORMAT.md's table of the directory says so.
@@ -27,22 +27,27 @@ _DERIVED = (
     "transaction/generation-*/discard/*", "transaction/generation-*/quarantine/*", "transaction/generation-*/catalogue/*",
 )  # fmt: skip
 #: Those whose every bit is checked when they are opened. (Of the others `verify` tells, and `rebuild` makes them anew.)
-_CHECKED = ("dictionary", "edge.checkpoint", "edge.published", "job.checkpoint", "job.published", "transaction/CURRENT")
+_CHECKED = (
+    "dictionary", "edge.checkpoint", "edge.published", "job.checkpoint", "job.published", "transaction/CURRENT",
+    "transaction/generation-*/topics/*/*/*", "transaction/generation-*/check/*", "transaction/generation-*/proposal/*",
+    "transaction/generation-*/discard/*", "transaction/generation-*/quarantine/*",
+)  # fmt: skip
 
 
 def trouble(root: Path, history: History, rng: Random) -> tuple[str, Callable[[], None]]:
     """What it will be, and what does it and looks at the store behind it."""
-    history.keys_made_anew = True
     kind = rng.choice(("restored", "rebuilt", "lost", "lost", "damaged"))
     if kind == "restored":
+        history.keys_made_anew = True
         return kind, lambda: _restore(root, history, rng)
     if kind == "rebuilt":
         return kind, lambda: _rebuild(root, history, rng)
     path = _any_of(_DERIVED if kind == "lost" else _CHECKED, root, rng)
     at, bit = rng.randrange(max(1, path.stat().st_size)), 1 << rng.randrange(8)
     harm = path.unlink if kind == "lost" else partial(_flip, path, at, bit)
-    name = path.relative_to(root)
-    return f"{kind} {name}" + (f" at {at} by {bit}" if kind == "damaged" else ""), lambda: _harm(root, harm, history, rng)
+    name = str(path.relative_to(root))
+    history.keys_made_anew |= name.startswith("dedup/")
+    return f"{kind} {name}" + (f" at {at} by {bit}" if kind == "damaged" else ""), lambda: _harm(root, name, harm, history, rng)
 
 
 def _restore(root: Path, history: History, rng: Random) -> None:
@@ -53,7 +58,7 @@ def _restore(root: Path, history: History, rng: Random) -> None:
     restore(kept, made)
     made.rename(root)
     shutil.rmtree(kept)
-    check_store(root, history, rng, harmed=True)
+    check_store(root, history, rng)
 
 
 def _rebuild(root: Path, history: History, rng: Random) -> None:
@@ -68,14 +73,16 @@ def _flip(path: Path, at: int, bit: int) -> None:
         path.write_bytes(content)
 
 
-def _harm(root: Path, harm: Callable[[], None], history: History, rng: Random) -> None:
-    """The store goes on with what it made anew. Where it refuses, in words of its own, the whole file comes back."""
+def _harm(root: Path, name: str, harm: Callable[[], None], history: History, rng: Random) -> None:
+    """The store goes on with what it made anew. Where it refuses, it names the file, and the whole one comes back."""
     kept = root.with_name("kept")
     shutil.copytree(root, kept, ignore=shutil.ignore_patterns("*.wake"))
     harm()
     try:
-        check_store(root, history, rng, harmed=True)
+        check_store(root, history, rng, harmed=name)
     except StoreError as error:
+        if not is_about(str(error), name):
+            raise AssertionError(f"refused, and {name} is not named: {error}") from error
         logging.getLogger(__name__).info("refused: %s", error)
         shutil.rmtree(root)
         kept.rename(root)
