@@ -3,6 +3,7 @@
 log_end      queues and ends reflect the log up to here, durably
 half_end, op_end   the queues' ends at log_end
 half_begin   halves before it are gone
+log_begin    segments of the log before it are gone, or were to be removed next
 positions    [queue key, next queue_offset] of every topic queue that has had a commit
 clean        true when the edge closed in order: log_end is then the end of the log
 dedup        extents of the dedup tables
@@ -100,6 +101,7 @@ class CheckpointWriter:
             "half_end": state.half_end,
             "op_end": state.op_end,
             "half_begin": state.half_begin,
+            "log_begin": state.log_begin,
             "positions": list(state.next_offset.items()),
             "clean": clean,
             "dedup": files.dedup.extents(),

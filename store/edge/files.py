@@ -36,6 +36,8 @@ class EdgeState:
     op_end: int = 0
     #: The next queue_offset of each topic queue, by queue key.
     next_offset: dict[int, int] = field(default_factory=dict)
+    #: The log's segments before it are gone, or go next.
+    log_begin: int = 0
 
 
 class EdgeFiles:

@@ -26,6 +26,8 @@ def retain(files: EdgeFiles, state: EdgeState, lock: threading.Lock, checkpoint:
         half_low = min(half_low, _pinned(files, state, marks_op_cursor)[0])
         # From here on no op about an earlier half is accepted, so that the job may remove its row.
         state.half_begin = max(state.half_begin, half_low)
+        low = min(log_low, files.log.end)
+        state.log_begin = max(files.log.file.begin, low - low % files.log.segment_bytes)
     # The checkpoint records what is gone, and recovery reads nothing before it again.
     checkpointed = checkpoint()
     with lock:
@@ -37,6 +39,7 @@ def retain(files: EdgeFiles, state: EdgeState, lock: threading.Lock, checkpoint:
             "op": files.op_queue.remove_before(op_low),
             "ends": files.ends_table.file.remove_before(half_low),
         }
+        state.log_begin = files.log.file.begin
         files.page[EdgeSlot.LOG_BEGIN], files.page[EdgeSlot.OP_BEGIN] = files.log.file.begin, files.op_queue.begin
         files.free_topic_numbers()
     return removed

@@ -17,10 +17,12 @@ checkpoint. Ends and keys wait in memory for the flush (`unflushed.py`).
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Final
 
 from store.directory import TOPIC_REMOVAL, Geometry, Lock, StoreDirectory
 from store.edge import retention
@@ -51,6 +53,8 @@ from store.tables.frames import Frame, FrameKind
 from store.tables.journals.names import MakerOf
 
 __all__ = ["Appended", "EdgeStore", "End"]
+
+LOG: Final = logging.getLogger(__name__)
 
 
 class EdgeStore:
@@ -98,6 +102,8 @@ class EdgeStore:
         if doubted:
             what = f"{doubted}; rebuilt from its records and the names in the commit log"
             self.recovery.damage.append((0, 0, what))
+        for _, _, reason in self.recovery.damage:
+            LOG.warning("%s: damage: %s", root, reason)
         self._files, self.dictionary, self.log, self.runway = files, files.dictionary, files.log, files.runway
         self.half_queue, self.op_queue, self.ends_table = files.half_queue, files.op_queue, files.ends_table
         self.dedup, self.page = files.dedup, files.page

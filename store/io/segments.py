@@ -220,9 +220,13 @@ class SegmentedFile:
             self._drop(start)
         self.refresh()
 
+    def cut_off(self) -> list[tuple[Path, int]]:
+        """(path, size) of files that are shorter than a segment, before they are opened (which fills them with zeros)."""
+        sizes = ((path, path.stat().st_size) for path in (self.directory / segment_name(start) for start in self._starts))
+        return [(path, size) for path, size in sizes if size < self.segment_bytes]
+
     def is_cut_off(self) -> bool:
-        """Whether a file is shorter than a segment, before it was opened (which fills it with zeros)."""
-        return any(os.stat(self.directory / segment_name(start)).st_size < self.segment_bytes for start in self._starts)
+        return bool(self.cut_off())
 
     def remove_before(self, offset: int) -> int:
         """Retention: remove whole segments that end at or before `offset`; the last one stays. Returns how many went."""

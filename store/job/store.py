@@ -9,6 +9,7 @@ it again (`recovery.py`).
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from store.tables.queue_extents import Catalogue
 from store.tables.redo_log import MARKER_ENTRIES, TOTALS, Marker, RedoLog
 from store.tables.state_table import StateTable
 
+LOG: Final = logging.getLogger(__name__)
 #: Replaying this many entries takes well under two seconds.
 CHECKPOINT_ENTRIES: Final = 2_000_000
 
@@ -61,6 +63,8 @@ class JobStore:
             self.no_room: Callable[[NoRoom], bool] = lambda _: False
             recovered = Recovery(self.directory, self.redo, self.log, self.page, progress).run(rebuild=rebuild)
             self._files, self.recovery = recovered.files, recovered.report
+            if self.recovery.rebuilt and not rebuild:
+                LOG.warning("%s: state table and queues were rebuilt: %s", root, self.recovery.reason)
             self._applier = Applier(self._files, self.log)
             self._checkpoint = CheckpointWriter(root, self._files, self.redo)
             #: Redo entries since the last checkpoint.

@@ -22,11 +22,12 @@ import numpy as np
 from store.directory import EDGE_CHECKPOINT, JOB_CHECKPOINT, StoreDirectory
 from store.edge.files import EdgeFiles, EdgeState
 from store.edge.recovery import ends as ends_recovery
-from store.edge.recovery import journal_heads
+from store.edge.recovery import ends_by_rows, journal_heads
 from store.edge.recovery import names as names_recovery
 from store.errors import Corrupt, CursorBeyondLog
 from store.io import disk
 from store.io.pages import EdgeSlot
+from store.io.segments import segment_name
 from store.progress import Progress
 from store.properties import DEDUP_KEY, PropertyFinder
 from store.records import ENTRY, NO_POSITION, OpKind, queue_key, queue_key_of, queue_offset_of
@@ -55,9 +56,9 @@ class EdgeRecovery:
 def recover(files: EdgeFiles, progress: Progress) -> tuple[EdgeState, EdgeRecovery]:
     """Steps 1 to 4."""
     recovery = EdgeRecovery()
-    if files.log.file.is_cut_off():  # read it before opening fills it with zeros
-        what = f"{files.log.file.directory}: a file was cut off; what lay there reads as damage"
-        recovery.damage.append((0, 0, what))
+    for path, size in files.log.file.cut_off():  # read it before opening fills it with zeros
+        what = f"{path}: cut off at {size}; what lay behind reads as damage. Put the file back, or restore a backup"
+        recovery.damage.append((0, 0, f"{what} (escrow store restore)"))
     # 1
     checkpoint = _read_checkpoint(files, recovery)
     state = _state_of(files, checkpoint)
@@ -82,6 +83,9 @@ def recover(files: EdgeFiles, progress: Progress) -> tuple[EdgeState, EdgeRecove
         files.ends_table.file.cut(state.half_end)
     if ends_doubted or not ends_known:
         ends_recovery.work_out(files, state)
+    elif not recovery.clean and (mended := ends_by_rows.mend(files, state)):
+        what = f"{files.directory.ends()}: {len(mended)} marks were damaged, the first of half {mended[0]}; told anew by the ops"
+        recovery.damage.append((0, 0, what))
     if ends_doubted:
         recovery.damage.append((0, 0, f"{ends_doubted}; rebuilt"))
     return state, recovery
@@ -95,6 +99,7 @@ def _state_of(files: EdgeFiles, checkpoint: dict[str, Any]) -> EdgeState:
         half_end=int(checkpoint["half_end"]),
         op_end=int(checkpoint["op_end"]),
         next_offset={int(key): int(value) for key, value in checkpoint["positions"]},
+        log_begin=files.log.file.begin,
     )
 
 
@@ -107,6 +112,7 @@ def _read_checkpoint(files: EdgeFiles, recovery: EdgeRecovery) -> dict[str, Any]
     fresh: dict[str, Any] = {"log_end": files.log.file.begin, "half_end": 0, "op_end": 0, "positions": [], "clean": False}
     if state is None:
         return fresh
+    _refuse_lost_front(files, int(state.get("log_begin", files.log.file.begin)))
     doubts = [_queue_doubt(files, files.half_queue, int(state["half_end"]), int(state.get("half_begin", 0)))]
     doubts += [_queue_doubt(files, files.op_queue, int(state["op_end"]), files.op_queue.begin), files.dedup.why_doubted(state)]
     for queue, doubt in zip((files.half_queue, files.op_queue), doubts, strict=False):
@@ -117,6 +123,14 @@ def _read_checkpoint(files: EdgeFiles, recovery: EdgeRecovery) -> dict[str, Any]
     recovery.damage += [(0, 0, f"{doubt}; rebuilt from the log") for doubt in doubts if doubt]
     kept: dict[str, Any] = {name: state[name] for name in ("positions", "half_begin") if name in state}
     return {**fresh, **kept, "durable_end": int(state["log_end"])}
+
+
+def _refuse_lost_front(files: EdgeFiles, log_begin: int) -> None:
+    """A log that lost its first segments looks like one whose beginning retention took."""
+    log = files.log.file
+    if log.starts() and log.begin > log_begin:
+        reason = "is missing. Put the file back, or restore a backup (escrow store restore)"
+        raise Corrupt(log.directory / segment_name(log_begin), 0, reason)
 
 
 def _queue_doubt(files: EdgeFiles, queue: ConsumeQueue, end: int, begin: int) -> str:
