@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from store.arrays import Ints
 from store.edge.files import EdgeFiles, EdgeState
 from store.errors import Corrupt, StoreError
-from store.io.arrays import Ints
 from store.records import OpKind, State, state_of
 from store.tables.ends import byte_after
 from store.tables.state_table import StateTable

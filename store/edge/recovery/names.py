@@ -107,6 +107,8 @@ class _Gathered:
     makers: dict[tuple[int, int], bytes] = field(default_factory=dict)
     #: One more than the highest number of each kind that was ever seen.
     ends: dict[NameKind, int] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0))
+    #: One more than the highest queue of each topic that has a place in the catalogue or the checkpoint.
+    queues_seen: dict[int, int] = field(default_factory=dict)
 
     def _tell(self, kind: NameKind, number: int, name: str) -> _Told:
         known = self.told.setdefault((kind, number), _Told(name))
@@ -219,8 +221,9 @@ class _Gathered:
                     self._use_queue(key)
             catalogue.close()
             self._use_rows(generation)
-        for key in keys:
-            self._see(NameKind.TOPIC, topic_of_key(key)[0])
+        for topic_no, queue_id in map(topic_of_key, keys):
+            self._see(NameKind.TOPIC, topic_no)
+            self.queues_seen[topic_no] = max(self.queues_seen.get(topic_no, 1), queue_id + 1)
 
     def _use(self, kind: NameKind, number: int) -> None:
         self.used.add((kind, number))
@@ -251,7 +254,8 @@ class _Gathered:
         found = []
         for kind in _KINDS:
             for number in range(min(self.ends[kind], self._plausible_end(kind))):
-                told = self.told.get((kind, number)) or _Told(stand_in(number), 1)
+                # Also of a topic whose messages are all gone its queues keep their places.
+                told = self.told.get((kind, number)) or _Told(stand_in(number), self.queues_seen.get(number, 1))
                 queues = 0 if kind == NameKind.GROUP else told.queues or self._queues_of(told)
                 record = NameRecord(kind, queues, told.edition, number, told.name)
                 found.append(record.encode())

@@ -21,6 +21,7 @@ from store.tables.journals.audit import Audit, AuditRecord
 from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 from store.tables.journals.names import Dictionary, NameKind
 from streaming.settlement.settle import Settler, read_feed
+from tests.support.service import SMALLEST, Service
 
 SMALL = Geometry(64 * 1024, 64, 64, 64, 64)
 NOW_MS = 1_700_000_000_000
@@ -152,6 +153,26 @@ def test_the_number_of_queues_is_found_again(tmp_path, queues):
     (tmp_path / "dictionary").unlink()
     with EdgeStore(tmp_path, default_queues=4) as edge:
         assert edge.dictionary.queues == [queues]
+
+
+def test_a_topic_whose_messages_are_all_gone_keeps_its_queues(tmp_path):
+    service = Service(tmp_path / "store", SMALLEST, edge_options={"default_queues": 3})
+    for number in range(90):
+        service.commit(service.send_one(b"x" * 3000, topic="gone" if number < 9 else "stays"))
+    service.settle()
+    service.sleep(3 * 86_400)
+    for _ in range(90):
+        service.commit(service.send_one(b"y" * 3000, topic="stays"))
+    service.settle()
+    for _ in range(3):
+        service.retain(86_400)
+    assert service.edge.log.file.begin > 0
+    service.close()
+    (service.root / "dictionary").unlink()
+    service.open()
+    assert service.edge.dictionary.queues[0] == 3
+    service.close()
+    assert verify(service.root).problems == []
 
 
 def test_names_behind_the_checkpoint_are_learnt_again(tmp_path):
