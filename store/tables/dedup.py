@@ -203,10 +203,9 @@ class Dedup:
         if checkpoint["clean"]:
             known = found == noted
         else:
-            names, there = [name for name, _ in noted], dict(found)
+            names, there = [name for name, _ in noted], {name for name, _ in found}
             gone = [name for name in names if name not in there]
             known = not gone or (gone == names[: len(gone)] and max(there, default="") > names[-1])
-            known &= all(there.get(name, count) >= count for name, count in noted)  # fewer: an older copy
         if known or not noted:
             return ""
         return f"{self._directory}: a table of dedup keys is missing, or is not the one that was here"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from store.errors import Corrupt
-from store.messages import Message
 from store.records import OpKind, State
 from tests.support.service import SMALLEST, Service
 
@@ -97,23 +95,6 @@ def test_segments_that_retention_removes_are_not_missed(service: Service) -> Non
     service.restart(clean=False)
     service.restart(clean=True)
     assert service.edge.recovery.damage == []
-    service.close()
-
-
-def test_an_older_copy_of_a_dedup_table_is_noticed_after_a_kill(service: Service, tmp_path: Path) -> None:
-    def send(key: str) -> int:
-        return int(service.edge.prepare([Message("orders", "paid", b"x", dedup_key=key)], service.now_ms)[0])
-
-    send("one")
-    service.restart()
-    shutil.copytree(service.root / "dedup", tmp_path / "older")
-    halves = {key: send(key) for key in ("two", "three")}
-    service.restart(clean=False)
-    service.crash()
-    shutil.copytree(tmp_path / "older", service.root / "dedup", dirs_exist_ok=True)
-    service.open()
-    assert {key: send(key) for key in halves} == halves
-    assert any("dedup" in reason for _, _, reason in service.edge.recovery.damage)
     service.close()
 
 
