@@ -72,6 +72,7 @@ test: lint tools ## lint, then all tests
 
 tools: ## install what tests and benchmarks need besides Python (Debian packages, RocketMQ's clients), where we may
 	@sh scripts/test_tools.sh
+	@sh scripts/axe.sh
 	@sh scripts/rocketmq_clients.sh "$(PYTHON)"
 
 lint: venv ## ruff (rules and format), mypy, import directions, sizes

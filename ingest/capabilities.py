@@ -24,6 +24,8 @@ from ingest.consuming.pages import Identity, Page, QueuePlaces
 from ingest.consuming.reading.start_positions import EARLIEST, LATEST
 from ingest.groups import Groups
 from ingest.operating.auditing import Audited
+from ingest.operating.contradictions import Contradictions
+from ingest.operating.explaining import Explained
 from ingest.operating.history import Inspected, Transaction
 from ingest.operating.listings import Listings
 from ingest.operating.operator import Action, Done
@@ -238,6 +240,8 @@ class Consuming(Deliveries, Protocol):
     async def condemn(self, topic: str, group: str, receipt: str) -> bool: ...
     async def dead_letters(self, group: str, *, after: str = "", max_letters: int = 32) -> tuple[list[DeadLetter], str | None]: ...
     async def replay(self, group: str, ids: Sequence[str]) -> int: ...
+    def open_dead_letters(self, group: str, ids: Sequence[str]) -> int: ...
+    def dead_letter_count(self, group: str) -> int: ...
     def lags(self) -> dict[tuple[str, str], tuple[int, int]]: ...
 
 
@@ -262,7 +266,9 @@ class Sights(Protocol):
 
     async def answer(self) -> dict[str, Any]: ...
     async def groups(self) -> list[dict[str, Any]]: ...
+    async def group(self, group: str) -> dict[str, Any] | None: ...
     def topics(self) -> list[dict[str, Any]]: ...
+    def dead_letters(self) -> list[dict[str, Any]]: ...
 
 
 class Operating(Protocol):
@@ -277,8 +283,17 @@ class Operating(Protocol):
     @property
     def tables(self) -> TablePages: ...
 
+    @property
+    def contradictions(self) -> Contradictions: ...
+
     async def inspect(self, id: str) -> Inspected:
         """One transaction with its message."""
+
+    async def body(self, id: str) -> bytes | None:
+        """The whole body of a half; None where it is gone or cannot be read."""
+
+    async def explain(self, id: str) -> Explained:
+        """Why a transaction is in doubt."""
 
     async def audited(self, limit: int, before: int | None = None) -> tuple[list[Audited], int | None]:
         """What operators did, the newest first."""

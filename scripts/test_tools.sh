@@ -16,6 +16,7 @@ fish:fish
 javac:openjdk-17-jdk-headless
 kcat:kcat
 mvn:maven
+npm:npm
 openssl:openssl
 promtool:prometheus
 wrk:wrk

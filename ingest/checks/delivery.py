@@ -96,6 +96,11 @@ class Member:
     seen_ms: int = 0  # the same on the elapsed line
 
 
+def nobody_online(group: str) -> str:
+    """Why a request for this group waits."""
+    return f"no member of {group} is online: the first one that comes is asked"
+
+
 class CheckDelivery:
     """Lives in the event loop."""
 
@@ -253,7 +258,15 @@ class CheckDelivery:
         queue.appendleft(_Waiting(half_offset, int(row["commit_log_offset"]), int(row["size_bytes"]), attempt))
         group = self._store.dictionary.groups[group_no]
         self._wake(group)
-        return "accepted", "" if self.members(group) else "no member of the group is there: it is asked when one comes"
+        return ("accepted", "") if self.members(group) else ("queued", nobody_online(group))
+
+    def asked_now(self, half_offset: int) -> bool:
+        """Whether an operator's request for this half waits for a member."""
+        return half_offset in self._asked_now
+
+    def last_seen_ms(self, group: str) -> int | None:
+        """When the last member of a group was seen, online now or not; None: none since the edge started."""
+        return max((each.last_seen_ms for each in self._members.get(group, {}).values()), default=None)
 
     def members(self, group: str) -> list[Member]:
         """Who was there lately."""

@@ -47,6 +47,8 @@ class Counters:
     messages: int = 0
     ends: int = 0
     answers: dict[str, int] = field(default_factory=dict)
+    #: What operators said; not among `ends` and `answers`, which are the producers'.
+    operator_answers: Counter[str] = field(default_factory=Counter)
     asked: int = 0
     refused_for_load: int = 0
 
@@ -55,6 +57,10 @@ class Counters:
         self.ends += len(answers)
         for verdict, count in Counter([answer.verdict for answer in answers]).items():
             self.answers[verdict.value] = self.answers.get(verdict.value, 0) + count
+
+    def count_operator(self, answers: Sequence[Answer]) -> None:
+        """Commits, rollbacks and resumes by an operator."""
+        self.operator_answers.update(answer.verdict.value for answer in answers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -332,6 +332,11 @@ class Consumption:
         self._news.read_ops()
         return await self._burials.replay(group, ids)
 
+    def open_dead_letters(self, group: str, ids: Sequence[str]) -> int:
+        """How many of these a replay would find."""
+        self._news.read_ops()
+        return len(self._burials.letters.find(group, ids))
+
     def dead_letter_count(self, group: str) -> int:
         """How many dead letters of a group are open."""
         return self._burials.letters.count(group)

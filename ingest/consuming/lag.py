@@ -69,6 +69,7 @@ def _group_figures(group: str, queues: list[GroupQueue], extents: Extents) -> di
             "queue_offset": queue.offset,
             "lag": _lag(queue, extents),
             "in_hand": queue.in_hand,
+            "deleted_unread": max(0, extents.get(queue.queue_key, (0, 0))[0] - queue.offset),
         }
         for queue in queues
     ]
@@ -76,6 +77,7 @@ def _group_figures(group: str, queues: list[GroupQueue], extents: Extents) -> di
         "group": group,
         "lag": sum(place["lag"] for place in places),
         "in_hand": sum(place["in_hand"] for place in places),
+        "deleted_unread": sum(place["deleted_unread"] for place in places),
         "queues": places,
     }
 

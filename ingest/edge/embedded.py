@@ -43,6 +43,7 @@ from ingest.edge.quotas import Limited, Quotas
 from ingest.errors import BadId, InvalidRequest
 from ingest.ids import Place, Sealer, load_keys
 from ingest.operating.auditing import Auditor
+from ingest.operating.contradictions import CONTRADICTED, REMARK_MAX, Contradiction, Contradictions
 from ingest.operating.history import Transaction
 from ingest.operating.listings import Listings
 from ingest.operating.operator import Action, Done, Operator
@@ -179,22 +180,33 @@ class Edge:
     def _open_operators(self) -> None:
         settings, store, committer = self.settings, self.store, self._committer
         self._ids = IssuedIds(store, self._sealer)
-        self.listings = Listings(store, self._sealer, self.now_ms)
+        self.listings = Listings(store, self._sealer, self.now_ms, live=self.live_groups)
         self.auditor = Auditor(store.directory.root / "audit", self.now_ms, self._anchor)
+        self.contradictions = Contradictions(self.auditor, self._half_of, self.now_ms)
         self._figures = EdgeFigures(
             settings, store, committer, self._followers, self._checks, quotas=self.quotas, names=self.names,
             consumption=self.consumption, parts=self.parts, started_at_ms=self.started_at_ms,
+            contradictions=self.contradictions,
         )  # fmt: skip
         operator = Operator(
             store, committer, self._checks, self._followers.resumed,
-            listings=self.listings, sealer=self._sealer, auditor=self.auditor, now_ms=self.now_ms,
+            listings=self.listings, sealer=self._sealer, auditor=self.auditor, contradictions=self.contradictions,
+            now_ms=self.now_ms,
         )  # fmt: skip
         self.operations = Operations(
             settings, self._gate, store, committer, self._sealer,
             operator=operator, listings=self.listings, auditor=self.auditor,
-            removing=Removing(store, self.consumption), overview=Overview(self),
+            removing=Removing(store, self.consumption), overview=Overview(self), contradictions=self.contradictions,
+            checks=self._checks, job=self._job,
         )  # fmt: skip
-        self._loops.start(self.auditor.run())
+        for loop_of in (self.auditor.run, self.contradictions.run):
+            self._loops.start(loop_of())
+
+    def _half_of(self, id: str) -> int | None:
+        try:
+            return self._sealer.open(id).half_offset
+        except BadId:
+            return None
 
     async def _anchor(self, head: Head) -> None:
         if not self.settings.standby:
@@ -232,6 +244,7 @@ class Edge:
         await asyncio.to_thread(self.quotas.close)
         if self._background is not None:
             self._background.close()
+        await self.contradictions.close()
         await self.auditor.close()
         await self._committer.close()
         self._pages.close()
@@ -279,7 +292,22 @@ class Edge:
         good = [end for end in judged if isinstance(end, End)]
         self._figures.ends_refused += len(judged) - len(good)
         answers = iter(await self._committer.end(good) if good else [])
-        return [answer_of(next(answers)) if isinstance(end, End) else end for end in judged]
+        told = [answer_of(next(answers)) if isinstance(end, End) else end for end in judged]
+        for at, answer in enumerate(told):
+            if answer.verdict in CONTRADICTED:
+                self._contradicted(ends[at], judged[at], answer)
+        return told
+
+    def _contradicted(self, asked: EndRequest, judged: End | EndAnswer, answer: EndAnswer) -> None:
+        """An end of a half that is there was not taken: an operator will want to know."""
+        if isinstance(judged, End):
+            self.contradictions.note(
+                Contradiction(
+                    self.now_ms(), asked.id, judged.half_offset, asked.group, answer.verdict,
+                    "check" if asked.from_check else "producer", asked.group, asked.outcome, answer.state,
+                    asked.remark[:REMARK_MAX],
+                )
+            )  # fmt: skip
 
     def _to_end(self, end: EndRequest, place: Place | BadId) -> End | EndAnswer:
         kind = OUTCOMES.get(end.outcome)
@@ -304,8 +332,15 @@ class Edge:
     def properties_of(self, id: str) -> Mapping[str, str]:
         return self._ids.properties_of(id)
 
+    def last_seen_ms(self, group: str) -> int | None:
+        """When the last member of a group was seen; None: none since the edge started."""
+        return self._checks.last_seen_ms(group)
+
     def now_ms(self) -> int:
         return self.clock.now_ms()
+
+    def elapsed_ms(self) -> int:
+        return self.clock.elapsed_ms()
 
     # --- checks --------------------------------------------------------------------------------------------------------------
     def poll_checks(

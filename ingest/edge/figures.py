@@ -12,6 +12,7 @@ from ingest.consuming.consumption import Consumption
 from ingest.edge.job_feedback import Followers
 from ingest.edge.names import Names
 from ingest.edge.quotas import Quotas
+from ingest.operating.contradictions import Contradictions
 from ingest.parts import Parts
 from runtime.settings import Settings
 from store.edge.store import EdgeStore
@@ -34,10 +35,11 @@ class EdgeFigures:
         consumption: Consumption,
         parts: Parts,
         started_at_ms: int,
+        contradictions: Contradictions,
     ) -> None:
         self._settings, self._store, self._committer, self._followers = settings, store, committer, followers
         self._checks, self._quotas, self._names, self._consumption = checks, quotas, names, consumption
-        self._parts, self._started_at_ms = parts, started_at_ms
+        self._parts, self._started_at_ms, self._contradictions = parts, started_at_ms, contradictions
         self.ends_refused = 0
 
     def status(self, job: JobState, trouble: str, failed: str) -> dict[str, Any]:
@@ -68,6 +70,8 @@ class EdgeFigures:
             "messages": counters.messages,
             "ends": counters.ends,
             "answers": {**counters.answers, "refused": counters.answers.get("refused", 0) + self.ends_refused},
+            "operator_answers": dict(counters.operator_answers),
+            "conflicts_by_group": dict(self._contradictions.by_group),
             "asked": counters.asked,
             "refused_for_load": counters.refused_for_load,
             "discarded": self._followers.discarded,

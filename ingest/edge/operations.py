@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from ingest.checks.delivery import CheckDelivery
 from ingest.committing.committer import Committer
+from ingest.edge.job_view import JobView
 from ingest.errors import InvalidRequest
 from ingest.ids import Sealer
 from ingest.operating.auditing import Audited, Auditor
-from ingest.operating.history import Histories, Inspected, Transaction
+from ingest.operating.contradictions import Contradictions
+from ingest.operating.explaining import Around, Explained, explain
+from ingest.operating.history import Histories, Inspected, Transaction, contradicted
 from ingest.operating.listings import Listings
 from ingest.operating.operator import Action, Done, Operator
 from ingest.operating.overview import Overview
@@ -38,11 +42,15 @@ class Operations:
         auditor: Auditor,
         removing: Removing,
         overview: Overview,
+        contradictions: Contradictions,
+        checks: CheckDelivery,
+        job: JobView,
     ) -> None:
         self._settings, self._gate, self._store, self._committer, self._sealer = settings, gate, store, committer, sealer
         self._operator, self._auditor, self._removing = operator, auditor, removing
         self.listings, self.overview, self._histories = listings, overview, Histories(store)
         self.tables = TablePages(store, sealer)
+        self.contradictions, self._checks, self._job = contradictions, checks, job
 
     async def act(self, action: Action) -> Done:
         """Check now, commit, roll back or resume, as `ingest.operating.operator` says."""
@@ -75,12 +83,39 @@ class Operations:
     async def inspect(self, id: str) -> Inspected:
         """One transaction with its message."""
         place = self._sealer.open(id)
-        return await asyncio.get_running_loop().run_in_executor(None, self._histories.inspect, place.half_offset)
+        found = await asyncio.get_running_loop().run_in_executor(None, self._histories.inspect, place.half_offset)
+        self._with_contradictions(found.transaction)
+        return found
+
+    async def body(self, id: str) -> bytes | None:
+        """The whole body of a half; None where it is gone or cannot be read."""
+        place = self._sealer.open(id)
+        return await asyncio.get_running_loop().run_in_executor(None, self._histories.body, place.half_offset)
+
+    async def explain(self, id: str) -> Explained:
+        """Why a transaction is in doubt."""
+        found = await self.inspect(id)
+        half_offset, group = found.transaction.half_offset, found.transaction.group
+        around = Around(
+            self._checks.members(group), self._checks.last_seen_ms(group), self._checks.asked_now(half_offset),
+            self._job.state().state == "running",
+            self._operator.foreseen("commit", half_offset), self._operator.foreseen("rollback", half_offset),
+            self.contradictions.of(half_offset),
+        )  # fmt: skip
+        return explain(found, around, self._settings)
 
     async def transaction(self, id: str) -> Transaction:
         """What is known of one transaction, with its history; BadId unless this store issued the id."""
         place = self._sealer.open(id)
-        return await asyncio.get_running_loop().run_in_executor(None, self._histories.of, place.half_offset)
+        found = await asyncio.get_running_loop().run_in_executor(None, self._histories.of, place.half_offset)
+        return self._with_contradictions(found)
+
+    def _with_contradictions(self, found: Transaction) -> Transaction:
+        """Ends that were not taken stand in the history, too."""
+        told = [contradicted(each) for each in self.contradictions.of(found.half_offset)] if found.history else []
+        if told:
+            found.history = sorted([*found.history, *told], key=lambda event: event.at_ms)
+        return found
 
     def close(self) -> None:
         self._histories.close()

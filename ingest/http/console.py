@@ -115,6 +115,8 @@ def _shown(exchange: Exchange, name: str) -> operators.SessionOut:
         left_s=exchange.sessions.left_s(session) if session is not None else 0.0,
         version=version("escrow-mq-server"),
         check_max=settings.check_count_max,
+        runbook_base_url=settings.runbook_base_url,
+        trace_link_template=settings.trace_link_template,
     )
 
 

@@ -38,6 +38,9 @@ class Figures:
         yield _one("escrow_halves_stored", "counter", "Halves made durable", status["halves"])
         yield _one("escrow_messages_stored", "counter", "Ordinary messages made durable", status["messages"])
         yield _each("escrow_ends", "Ends answered, by verdict", "verdict", status["answers"], _ANSWERS)
+        if (operators := status.get("operator_answers")) is not None:
+            yield _each("escrow_operator_ends", "Ends by operators, by verdict", "verdict", operators, _ANSWERS)
+            yield _conflicts(status["conflicts_by_group"], edge.settings.metrics_names_max)
         yield _each("escrow_quota_refused", "Requests refused by a quota", "quota", status["quotas"]["refused"], _QUOTAS)
         yield _one("escrow_refused_for_load", "counter", "Requests refused because too much waited", status["refused_for_load"])
         yield from _checks(status)
@@ -66,6 +69,14 @@ class Figures:
         disk = os.statvfs(self._edge.settings.data_dir)
         yield _one("escrow_disk_free_bytes", "gauge", "Room left where the data directory lies", disk.f_bavail * disk.f_frsize)
         yield _one("escrow_disk_size_bytes", "gauge", "Size of that file system", disk.f_blocks * disk.f_frsize)
+
+
+def _conflicts(by_group: Mapping[str, int], names_max: int) -> Figure:
+    named, rest = _split(sorted(by_group.items(), key=lambda pair: (-pair[1], pair[0])), names_max)
+    rows = [({"group": group}, float(count)) for group, count in named]
+    if rest:
+        rows.append(({"group": OTHER}, float(sum(count for _, count in rest))))
+    return "escrow_group_conflicts", "counter", "Ends of a producer group that contradicted how the transaction ended", rows
 
 
 def _embedded(status: Mapping[str, Any]) -> Iterator[Figure]:

@@ -49,7 +49,7 @@ def document(routes: tuple[Route, ...]) -> bytes:
 
 
 def _operation(route: Route, found: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
-    media = (codec.JSON, codec.MSGPACK) if route.path.startswith("/v1/") else (route.media,)
+    media = (codec.JSON, codec.MSGPACK) if route.path.startswith("/v1/") and route.media == codec.JSON else (route.media,)
     schema = found["answer"] or {"type": "string"}
     responses: dict[str, Any] = {
         "200": {"description": "OK", "content": {each: {"schema": schema} for each in media}},

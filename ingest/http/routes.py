@@ -15,7 +15,7 @@ from ingest.checks import wire as check_wire
 from ingest.consuming.dead_letters import topic_of as dead_letter_topic
 from ingest.consuming.pages import Page
 from ingest.errors import NotInKafkaMode, NotReady
-from ingest.http import console, openapi
+from ingest.http import console, openapi, sights
 from ingest.http.app import Exchange, Route
 from ingest.http.wire import consumers, fields, health, operators, producers, sealed_halves
 from ingest.operating.tables import TableAsk, TablePage
@@ -318,6 +318,7 @@ _ROUTES: Final = (
     Route("POST", "/v1/operator/topics/remove", post_topics_remove, "Remove unused topics, by name or all",
           OPERATOR, operators.TopicsRemovedOut, operators.TopicsRemoveIn, problems=_TAKES,
           body_max_bytes=_NAMES_MAX_BYTES, needs="remove_topics"),
+    *sights.ROUTES,
     Route("GET", "/v1/status", get_status, "Status of the edge and the job", OPERATOR, health.StatusOut),
     Route("GET", "/livez", get_livez, "Alive", "", health.LiveOut),
     Route("GET", "/readyz", get_readyz, "Ready to accept requests; state of the job", "", health.ReadyOut,

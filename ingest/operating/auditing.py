@@ -18,7 +18,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -38,6 +38,8 @@ ACTIONS_PER_MINUTE: Final = 120
 DENIALS_MAX: Final = 256
 #: Actions of one kind and caller that have records of their own, a minute.
 DETAILED: Final = 4
+#: Records that are looked through for the newest of an action.
+LOOK_BACK: Final = 20_000
 SUMMED: Final = "repeated, or more targets: counted"
 _REST: Final = "others"
 _SEVERAL: Final = "several operations"
@@ -186,6 +188,17 @@ class Auditor:
     async def audited(self, limit: int, before: int | None) -> tuple[list[Audited], int | None]:
         """Actions, the newest first, and the number to go on before."""
         return await self._threads.call(self._audited, limit, before)
+
+    async def last_of(self, actions: tuple[str, ...], most: int) -> list[AuditRecord]:
+        """The newest records of these actions, in their order; no further back than LOOK_BACK records."""
+        return await self._threads.call(self._last_of, actions, most)
+
+    def _last_of(self, actions: tuple[str, ...], most: int) -> list[AuditRecord]:
+        found: deque[AuditRecord] = deque(maxlen=most)
+        for number in range(max(0, len(self._audit) - LOOK_BACK), len(self._audit)):
+            if (record := self._audit[number]).action in actions:
+                found.append(record)
+        return list(found)
 
     def _audited(self, limit: int, before: int | None) -> tuple[list[Audited], int | None]:
         number = len(self._audit) if before is None else min(before, len(self._audit))

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from ingest.consuming.deliveries import shown_properties
+from ingest.operating.contradictions import Contradiction
 from store.edge.store import EdgeStore
 from store.errors import Corrupt, StoreError
 from store.io.pages import EdgeSlot, JobSlot
@@ -46,6 +47,12 @@ class Event:
 def event_of(kind: OpKind, at_ms: int, via: Via, actor: str, remark: str) -> Event:
     """What an op is called in a history."""
     return Event(_EVENT_OF[kind], at_ms, via.name.lower(), actor, remark or _REASON_OF.get(kind, ""))
+
+
+def contradicted(found: Contradiction) -> Event:
+    """An end that was not taken, as an event: what was said, and what the transaction was."""
+    said = f"{found.said} {found.verdict}: it is {found.state.lower()}"
+    return Event(found.verdict, found.at_ms, found.by, found.who, f"{said}. {found.remark}" if found.remark else said)
 
 
 @dataclass(slots=True)
@@ -128,6 +135,14 @@ class Histories:
             found, reason, frame.properties.get(TAGS, ""), shown_properties(frame.properties), frame.body[:BODY_SHOWN_BYTES],
             len(frame.body), frame.fields["immunity_s"], outstanding,
         )  # fmt: skip
+
+    def body(self, half_offset: int) -> bytes | None:
+        """The whole body; None where the half is gone or cannot be read."""
+        with self._lock:
+            try:
+                return bytes(self._store.read_half(half_offset).body)
+            except (IndexError, StoreError):
+                return None
 
     def _described(self, half_offset: int, frame: Frame) -> Transaction:
         dictionary = self._store.dictionary

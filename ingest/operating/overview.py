@@ -1,64 +1,25 @@
-"""What an operator sees first: how much is in doubt, how fast things go, whether every part is well; and who is there, by group and
-by topic. Rates are sampled here, so that a page that is opened has the last ten minutes at once.
+"""What an operator sees first: how much is in doubt, how fast things go, what is wrong; and who is there, by group and by topic.
+
+Rates are sampled here, so that a page that is opened has the last ten minutes at once. `health` judges.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from ingest.capabilities import JobState
-from ingest.checks.delivery import Member
 from ingest.consuming.dead_letters import has_dead_letters
-from ingest.operating.listings import Listings
-from runtime.settings import Settings
-from store.edge.store import EdgeStore
+from ingest.operating.health import Health
+from ingest.operating.parts_health import Seen, clock_alert
+from store.edge.listing.summary import Summary
 from store.io.pages import JobSlot
-from store.read.readers import TopicReader
 from store.records import OpKind
 from store.tables.redo_log import TOTALS
 
 STEP_S: Final = 2.0
 POINTS: Final = 300
 _COUNTED: Final = ("halves", "commits", "rollbacks", "checks")
-#: The job writes it into the data directory (`store.guarded_clock`) when the wall clock jumped.
-CLOCK_ALERT: Final = "clock.alert"
-#: A disk with less is not well.
-DISK_FREE_MIN_BYTES: Final = 1 << 30
-DISK_FREE_MIN_SHARE: Final = 0.05
-
-
-class Consumed(Protocol):
-    """Topics and their consumer groups."""
-
-    def topics_and_lag(self) -> list[dict[str, Any]]: ...
-    def dead_letter_count(self, group: str) -> int: ...
-
-
-class Seen(Protocol):
-    """What the overview reads of an edge. `trouble`: what goes wrong at the moment; "" if nothing does."""
-
-    settings: Settings
-    store: EdgeStore
-    listings: Listings
-    started_at_ms: int
-
-    @property
-    def trouble(self) -> str: ...
-
-    @property
-    def consumption(self) -> Consumed: ...
-
-    @property
-    def failed(self) -> asyncio.Future[str]: ...
-
-    def now_ms(self) -> int: ...
-    def counts(self) -> dict[str, Any]: ...
-    def job_files(self) -> TopicReader | None: ...
-    def job_state(self) -> JobState: ...
-    def members(self, group: str) -> list[Member]: ...
 
 
 class Overview:
@@ -68,6 +29,7 @@ class Overview:
         self._edge = edge
         self._points: deque[tuple[int, ...]] = deque(maxlen=POINTS)
         self._last = self._counters()
+        self._health = Health(edge, self.topics)
 
     async def run(self) -> None:
         while True:
@@ -89,7 +51,7 @@ class Overview:
         edge, now_ms = self._edge, self._edge.now_ms()
         summary = await edge.listings.summary()
         pending = edge.store.pending
-        parts = self.parts()
+        judged = await self._health.judge()
         oldest_ms = summary.oldest_pending_ms
         return {
             "now_ms": now_ms,
@@ -99,8 +61,11 @@ class Overview:
             "oldest_pending_age_s": None if oldest_ms is None else max(0, now_ms - oldest_ms) // 1000,
             "discarded": summary.discarded,
             "totals": self._totals(),
-            "parts": parts,
-            "clock_alert": self._clock_alert(),
+            "health": judged.level,
+            "judged_at_ms": judged.at_ms,
+            "findings": judged.findings,
+            "parts": judged.parts,
+            "clock_alert": clock_alert(edge),
             "series": self._series(),
         }
 
@@ -123,71 +88,50 @@ class Overview:
         names = ("at_ms", *_COUNTED, "pending")
         return {"step_s": STEP_S, **{name: list(column) for name, column in zip(names, columns, strict=True)}}
 
-    def _clock_alert(self) -> bool:
-        return (self._edge.settings.data_dir / CLOCK_ALERT).exists()
-
-    def parts(self) -> list[dict[str, Any]]:
-        """Each part, whether it is well, and what is to be known about it."""
-        return [self._edge_part(), self._job_part(), self._delivery_part(), self._disk_part(), self._clock_part()]
-
-    def _edge_part(self) -> dict[str, Any]:
-        edge = self._edge
-        trouble = edge.failed.result() if edge.failed.done() else edge.trouble or edge.listings.trouble
-        return _part("edge", not trouble, trouble or "takes halves and ends")
-
-    def _job_part(self) -> dict[str, Any]:
-        job = self._edge.job_state()
-        behind = f"{job.halves_behind:,} halves and {job.ops_behind:,} ops behind"
-        text = {
-            "absent": "no streaming job has ever opened this store: start one (escrow run)",
-            "silent": f"no sign of life from the streaming job: {behind}; its log tells why",
-            "no_room": f"the disk is full: nothing is settled, {behind}; it goes on by itself when there is room",
-            "running": f"round {job.round_no:,}, {behind}",
-        }[job.state]
-        return _part("job", job.state == "running", text)
-
-    def _delivery_part(self) -> dict[str, Any]:
-        counts = self._edge.counts()
-        broken = [each for each in counts.get("transports", {}).get("couriers", []) if each["state"] != "closed"]
-        if broken:
-            first = broken[0]
-            return _part(
-                "checks", False, f"{len(broken)} couriers fail; {first['by']} of group {first['group']}: {first['last_failure']}"
-            )
-        checks = counts["checks"]
-        return _part("checks", True, f"{checks['requests_waiting']:,} requests wait, {checks['polls_waiting']:,} polls wait")
-
-    def _disk_part(self) -> dict[str, Any]:
-        found = os.statvfs(self._edge.settings.store_dir)
-        free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
-        good = free >= min(DISK_FREE_MIN_BYTES, size * DISK_FREE_MIN_SHARE)
-        return _part("disk", good, f"{free / (1 << 30):,.1f} GiB free of {size / (1 << 30):,.1f} GiB")
-
-    def _clock_part(self) -> dict[str, Any]:
-        alert = self._clock_alert()
-        text = "the wall clock jumped: nothing is discarded or deleted; see escrow clock" if alert else "steady"
-        return _part("clock", not alert, text)
-
     async def groups(self) -> list[dict[str, Any]]:
-        """Producer groups that have something in doubt, or a member."""
+        """Producer groups that have something in doubt or discarded, or a member."""
         edge, now_ms = self._edge, self._edge.now_ms()
         summary = await edge.listings.summary()
         names, found = edge.store.dictionary.groups, []
-        for group_no, pending in enumerate(summary.pending.tolist()):
-            members = edge.members(names[group_no])
-            if not pending and not members:
-                continue
-            oldest_ms = int(summary.oldest_ms[group_no])
-            found.append(
-                {
-                    "group": names[group_no],
-                    "pending": pending,
-                    "oldest_age_s": max(0, now_ms - oldest_ms) // 1000 if oldest_ms else None,
-                    "outstanding": int(summary.outstanding[group_no]),
-                    "members": [{"member": each.member, "last_seen_ms": each.last_seen_ms, "via": each.via} for each in members],
-                }
-            )
+        for group_no in range(len(summary.pending)):
+            told = self._group(group_no, names[group_no], summary, now_ms)
+            if told["pending"] or told["members"] or told["discarded"]:
+                found.append(told)
         return found
+
+    async def group(self, group: str) -> dict[str, Any] | None:
+        """One of them; None where nobody ever sent anything as this group."""
+        summary, group_no = await self._edge.listings.summary(), self._edge.store.dictionary.group_no(group)
+        if group_no is None:
+            return None
+        return self._group(group_no, group, summary, self._edge.now_ms())
+
+    def _group(self, group_no: int, group: str, summary: Summary, now_ms: int) -> dict[str, Any]:
+        edge, is_counted = self._edge, group_no < len(summary.pending)
+        oldest_ms = int(summary.oldest_ms[group_no]) if is_counted else 0
+        return {
+            "group": group,
+            "pending": int(summary.pending[group_no]) if is_counted else 0,
+            "oldest_age_s": max(0, now_ms - oldest_ms) // 1000 if oldest_ms else None,
+            "outstanding": int(summary.outstanding[group_no]) if is_counted else 0,
+            "discarded": int(summary.discarded_of[group_no]) if is_counted else 0,
+            "conflicts": edge.contradictions.by_group[group],
+            "last_seen_ms": edge.last_seen_ms(group),
+            "members": [
+                {"member": each.member, "last_seen_ms": each.last_seen_ms, "via": each.via} for each in edge.members(group)
+            ],
+        }
+
+    def dead_letters(self) -> list[dict[str, Any]]:
+        """Consumer groups that have dead letters, those with the most first."""
+        topics: dict[str, list[str]] = {}
+        for topic in self.topics():
+            for reader in topic["consumers"]:
+                if reader["dead_letters"]:
+                    topics.setdefault(reader["group"], []).append(topic["topic"])
+        count = self._edge.consumption.dead_letter_count
+        found = [{"group": group, "dead_letters": count(group), "topics": read} for group, read in topics.items()]
+        return sorted(found, key=lambda each: (-each["dead_letters"], each["group"]))
 
     def topics(self) -> list[dict[str, Any]]:
         """Topics, and the consumer groups that read them; dead letters are told with the group whose they are."""
@@ -202,6 +146,7 @@ class Overview:
                         "group": group["group"],
                         "lag": group["lag"],
                         "in_hand": group["in_hand"],
+                        "deleted_unread": group["deleted_unread"],
                         "dead_letters": consumption.dead_letter_count(group["group"]),
                     }
                     for group in each["groups"]
@@ -210,7 +155,3 @@ class Overview:
             for each in consumption.topics_and_lag()
             if has_dead_letters(each["topic"])
         ]
-
-
-def _part(part: str, healthy: bool, detail: str) -> dict[str, Any]:
-    return {"part": part, "healthy": healthy, "detail": detail}

@@ -167,6 +167,24 @@ class Api:
         """What operators did, newest first."""
         return self._object("GET", "/v1/operator/audit", query={"limit": limit, "before": before})
 
+    def explain(self, id: str) -> dict[str, Any]:
+        """Why a transaction is in doubt, and what can be done about it now."""
+        return self._object("GET", _calls.path_of("v1", "operator", "transactions", id, "explain"))
+
+    def causes(self, state: str = "pending", *, limit: int = 1000) -> list[dict[str, Any]]:
+        """Pending or discarded transactions folded by group and cause, the largest first."""
+        query = {"state": state, "limit": limit}
+        return self.transport.perform(_calls.Call("GET", "/v1/operator/causes", _calls.a_list("causes"), query=query))
+
+    def conflicts(self, *, group: str | None = None, by: str | None = None, limit: int = 100) -> list[dict[str, Any]]:
+        """Ends that were not taken, the newest first."""
+        query = {"group": group, "by": by, "limit": limit}
+        return self.transport.perform(_calls.Call("GET", "/v1/operator/conflicts", _calls.a_list("conflicts"), query=query))
+
+    def settings(self) -> dict[str, Any]:
+        """The effective settings of the running edge, and where each came from."""
+        return self._object("GET", "/v1/operator/settings")
+
     def groups(self) -> list[dict[str, Any]]:
         """Producer groups: what is pending, which are live."""
         return self.transport.perform(_calls.Call("GET", "/v1/operator/groups", _calls.a_list("groups")))

@@ -105,13 +105,19 @@ class LogReader:
         asked = np.flatnonzero(good & (heads["kind"] == FrameKind.OP) & (heads["op_kind"] == OpKind.ASKED))
         return self._expand_asked(records, entries, asked) if len(asked) else records
 
-    def positions(self, first: int, stop: int) -> Ints:
-        """Topic positions that ops first … stop - 1 give to messages, in order. Heads only, no CRC: for searching."""
+    def op_heads(self, first: int, stop: int) -> tuple[Array, Array]:
+        """(entries, heads) of ops first … stop - 1 that lie in the log. No CRC: for searching."""
         entries = self.op_queue.read(first, stop)
         entries = entries[self._plausible(entries, OP_HEAD.itemsize)] if len(entries) else entries
         if not len(entries):
+            return entries, np.zeros(0, OP_HEAD)
+        return entries, self._gather(entries["commit_log_offset"], OP_HEAD.itemsize).view(OP_HEAD)[:, 0]
+
+    def positions(self, first: int, stop: int) -> Ints:
+        """Topic positions that ops first … stop - 1 give to messages, in order. Heads only, no CRC: for searching."""
+        entries, heads = self.op_heads(first, stop)
+        if not len(entries):
             return np.empty(0, np.int64)
-        heads = self._gather(entries["commit_log_offset"], OP_HEAD.itemsize).view(OP_HEAD)[:, 0]
         found: Ints = np.where(heads["op_kind"] == OpKind.COMMIT, heads["position"], NO_POSITION)
         messages = np.flatnonzero((heads["kind"] == FrameKind.MESSAGE) & (entries["size_bytes"] >= HALF_HEAD.itemsize))
         found[heads["kind"] != FrameKind.OP] = NO_POSITION

@@ -17,14 +17,14 @@ from contextlib import suppress
 
 import pytest
 
-from escrow.cli.top import bars
+from escrow.cli.top import DOUBT_DROPS, DOUBT_HEADS, Section, bars
 
 
 def test_one_frame(shell, name):
     shell("send", name, "x", "--half", "--group", name)
     shell("send", name, "y")
     out = shell("top", "--once", COLUMNS="140", LINES="200")
-    for word in ("escrow", "in doubt", "halves", "commits", "IN DOUBT, THE OLDEST FIRST", "PRODUCER GROUPS", "TOPICS"):
+    for word in ("escrow", "as of", "pending", "halves", "commits", "PENDING, THE OLDEST FIRST", "PRODUCER GROUPS", "TOPICS"):
         assert word in out
     assert "\033" not in out
     [told] = shell.json("top", "--once")
@@ -37,6 +37,25 @@ def test_a_frame_fits(shell, columns, rows):
     lines = shell("top", "--once", COLUMNS=str(columns), LINES=str(rows)).splitlines()
     assert len(lines) <= rows
     assert max(len(line) for line in lines) <= columns
+
+
+def test_a_narrow_frame_has_the_columns_that_matter_and_counts_all(shell, name):
+    shell("send", name, "x", "--half", "--group", name)
+    out = shell("top", "--once", COLUMNS="60", LINES="40")
+    assert max(len(line) for line in out.splitlines()) <= 60
+    assert "GROUP" in out
+    [told] = shell.json("top", "--once")
+    pending = told["overview"]["pending"]
+    assert sum(group["pending"] for group in told["groups"]) == pending
+
+
+def test_a_section_counts_what_was_not_fetched():
+    rows = [(f"{number}s", number, "a-group", "a-topic", "key", "id" * 29) for number in range(20)]
+    section = Section("PENDING", DOUBT_HEADS, rows, 3000, DOUBT_DROPS)
+    lines = section.lines(5, 60, colour=False)
+    assert lines[0] == "PENDING  (and 2,995 more)"
+    assert max(map(len, lines)) <= 60
+    assert lines[1].split() == ["AGE", "ATTEMPTS", "GROUP", "TOPIC", "KEY"]
 
 
 def test_bars():

@@ -59,7 +59,7 @@ def test_list_tells_what_is_in_doubt(shell, here, halves, listed, name):
     done = shell.run("tx", "list", "--group", name, "--limit", "2")
     assert b"only the first 2 are shown" in done.stderr
     heads, first, second = done.stdout.decode().splitlines()
-    assert heads.split() == ["ID", "STATE", "GROUP", "TOPIC", "KEY", "AGE", "ASKED"]
+    assert heads.split() == ["ID", "STATE", "GROUP", "TOPIC", "KEY", "AGE", "ATTEMPTS"]
     assert first.split()[:5] == [ids[0], "pending", name, name, "k1"]
     assert second.startswith(ids[1])
     assert here("tx", "list", "--group", "nobody-has-this") == "no transaction matches\n"
@@ -113,7 +113,7 @@ def test_commit_and_rollback_by_ids(shell, halves, name):
         "tx", "rollback", "-", "--reason", "late", stdin=f"{second}  with more words\n\n{third}\n", code=1
     )
     assert [each["result"] for each in results] == ["conflict", "accepted"]
-    assert counts["counts"] == {"accepted": 1, "already": 0, "conflict": 1, "refused": 0}
+    assert counts["counts"] == {"accepted": 1, "queued": 0, "already": 0, "conflict": 1, "refused": 0}
     assert shell.lines("tx", "commit", first, "--reason", "again")[0].startswith(f"{first}  already")
     assert shell.lines("tx", "commit", "nonsense", "--reason", "x", code=1)[0].startswith("nonsense  refused: unknown id")
     assert sorted(shell.lines("consume", name)) == ["1", "2"]

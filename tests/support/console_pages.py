@@ -10,6 +10,7 @@ from playwright.sync_api import BrowserContext, Dialog, Locator, Page, expect
 from tests.support.console_service import ConsoleService
 
 DESKTOP = {"width": 1360, "height": 860}
+LAPTOP = {"width": 1024, "height": 768}
 PHONE = {"width": 390, "height": 844}
 SIZES = {"desktop": DESKTOP, "phone": PHONE}
 #: How long anything may take that is only waited for. No goal: this machine may be busy.
@@ -66,7 +67,7 @@ class Console:
         if number is not None:
             dialog.get_by_label("Confirm").fill(str(number))
         dialog.locator("button[type=submit]").click()
-        expect(dialog.get_by_text(re.compile(r"Done|Nothing was changed"))).to_be_visible()
+        expect(dialog.get_by_text(re.compile(r"Done|Queued|Nothing was changed"))).to_be_visible()
         dialog.get_by_role("button", name="Close").click()
 
     def width(self) -> tuple[int, int]:

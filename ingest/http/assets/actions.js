@@ -2,13 +2,13 @@
 
 import * as api from "./api.js";
 import {fill, h, icon} from "./dom.js";
-import {number, plural, short_id} from "./format.js";
+import {duration, middle, number, plural, short_id} from "./format.js";
 
 const TEXTS = {
   check: ["Check now", "Ask a member of the producer group at once, whatever immunity and round say. The answer settles it as usual."],
   commit: ["Commit", "The message is released to its topic. This is final: consumers may have it within a moment."],
   rollback: ["Roll back", "The message is dropped and is never released. This is final."],
-  resume: ["Resume", "A new life: attempts count from 0, and its producers are asked again."],
+  resume: ["Resume", "It is pending again: attempts count from 0, and its producers are asked again."],
 };
 //: So many or more are confirmed by their number.
 const TYPED_FROM = 2;
@@ -57,7 +57,7 @@ function show_form(step, found) {
       error.textContent = told(problem);
     }
   };
-  fill(content, summary(found, "would be"), h("form", {onsubmit: submit},
+  fill(content, preview(step, found), summary(found, "would be"), h("form", {onsubmit: submit},
     h("label", {for: "reason"}, "Reason"), reason,
     typed && [h("label", {for: "typed"}, "Confirm"), typed, h("p", {id: "typed-help", class: "muted"}, `Type the number of transactions, ${number(found.matched)}.`)],
     error,
@@ -65,20 +65,31 @@ function show_form(step, found) {
   reason.focus();
 }
 
+/** What would happen, or has happened, to how many, and why. A dry run promises nothing: it is not green. */
 function summary(found, would) {
-  const counts = Object.entries(found.counts).filter(([, count]) => count);
-  const odd = found.results.filter((each) => each.result !== "accepted" || each.detail).slice(0, 5);
-  return h("div", {class: "summary"},
-    h("div", {class: "chips"}, counts.map(([result, count]) => h("span", {class: `chip ${result}`}, `${number(count)} ${would} ${result}`.replace("  ", " ")))),
-    odd.length > 0 && h("ul", {class: "odd"}, odd.map((each) => h("li", null, h("span", {class: "mono muted"}, short_id(each.id)), " ", each.result, each.detail && `: ${each.detail}`))));
+  return h("div", {class: `summary ${would ? "dry" : ""}`},
+    h("ul", {class: "reasons"}, found.reasons.map((each) => h("li", null, h("span", {class: `chip ${would ? "foreseen" : each.result}`}, `${number(each.count)} ${would ? `${would} ` : ""}${each.result}`), each.detail && h("span", null, ` ${each.detail}`)))));
+}
+
+/** Whom it is about: filter, groups, ages, some of them. */
+function preview(step, found) {
+  const {groups, groups_more, oldest_ms, newest_ms} = found.preview;
+  const filter = step.target.filter && Object.entries(step.target.filter).map(([name, value]) => `${name}=${value}`).join(" ");
+  const now_ms = Date.now();
+  return h("dl", {class: "facts preview"},
+    filter && h("div", null, h("dt", null, "Filter"), h("dd", null, h("code", null, filter))),
+    h("div", null, h("dt", null, "Groups"), h("dd", null, groups.slice(0, 5).map((each) => h("span", {class: "chip", title: each.group}, `${middle(each.group, 28)} ${number(each.count)}`, !each.online && h("small", {class: "tone-bad"}, "nobody online"))), groups.length - 5 + groups_more > 0 && h("span", {class: "muted"}, `and ${number(groups.length - 5 + groups_more)} more`))),
+    oldest_ms != null && h("div", null, h("dt", null, "Ages"), h("dd", null, oldest_ms === newest_ms ? duration((now_ms - oldest_ms) / 1000) : `${duration((now_ms - newest_ms) / 1000)} to ${duration((now_ms - oldest_ms) / 1000)}`)),
+    found.matched > 1 && h("div", null, h("dt", null, "Some of them"), h("dd", null, found.results.slice(0, 3).map((each) => h("a", {class: "mono", href: `#/transaction/${encodeURIComponent(each.id)}`, target: "_blank"}, short_id(each.id), " ")))));
 }
 
 function show_result(step, found) {
-  const good = found.counts.accepted > 0;
+  const {accepted, queued} = found.counts;
+  const text = accepted ? `Done: ${plural(accepted, "transaction")}.` : queued ? `Queued: ${plural(queued, "check request")}. Nobody is online to answer.` : "Nothing was changed.";
   show_end(step, [
-    h("p", {class: `outcome ${good ? "good" : "bad"}`, role: "status"}, icon(good ? "check" : "warning"), good ? `Done: ${plural(found.counts.accepted, "transaction")}.` : "Nothing was changed."),
+    h("p", {class: `outcome ${accepted ? "good" : queued ? "waits" : "bad"}`, role: "status"}, icon(accepted ? "check" : queued ? "clock" : "warning"), text),
     summary(found, ""),
-    h("p", {class: "muted"}, "In the audit log as ", h("a", {href: "#/audit", onclick: () => step.dialog.close()}, `#${found.audit_no}`), "."),
+    h("p", {class: "muted"}, "In the audit log as ", h("a", {href: `#/audit?no=${found.audit_no}`, onclick: () => step.dialog.close()}, `#${found.audit_no}`), "."),
   ]);
   step.done?.();
 }

@@ -11,6 +11,11 @@ export class Problem extends Error {
 
 let csrf = "";
 const listeners = {over: () => {}, reachable: () => {}};
+//: An edge that takes longer is told to be silent. Actions may be large, and are given more.
+const ANSWER_MS = 8000;
+const ACT_MS = 120_000;
+/** When the edge was heard last; 0: never. */
+export let heard_ms = 0;
 
 /** over(): the session has ended. reachable(yes): whether the endpoint answers. */
 export function listen(given) {
@@ -23,16 +28,18 @@ export async function call(method, path, {query, body, signal} = {}) {
   const headers = {accept: "application/json"};
   if (body !== undefined) headers["content-type"] = "application/json";
   if (method !== "GET" && csrf) headers["x-escrow-csrf"] = csrf;
-  let response;
+  const limit = AbortSignal.timeout(method === "GET" ? ANSWER_MS : ACT_MS);
+  let response, told;
   try {
-    response = await fetch(url, {method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal, cache: "no-store"});
+    response = await fetch(url, {method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal: signal ? AbortSignal.any([signal, limit]) : limit, cache: "no-store"});
+    told = await response.json().catch((error) => { if (limit.aborted || signal?.aborted) throw error; return {}; });
   } catch (error) {
-    if (error.name !== "AbortError") listeners.reachable(false);
+    if (!signal?.aborted) listeners.reachable(false);
     throw error;
   }
+  heard_ms = Date.now();
   listeners.reachable(true);
-  if (response.ok) return response.json();
-  const told = await response.json().catch(() => ({}));
+  if (response.ok) return told;
   if (response.status === 401 && !path.startsWith("/console/")) listeners.over();
   throw new Problem(response.status, told);
 }

@@ -2,9 +2,12 @@
 
 import * as api from "./api.js";
 import {announce, fill, h, icon} from "./dom.js";
-import {number, short} from "./format.js";
+import {clock, is_utc, number, short, use_utc, zone} from "./format.js";
 import {show_audit} from "./audit.js";
-import {show_groups, show_topics} from "./groups.js";
+import {show_conflicts} from "./conflicts.js";
+import {headline} from "./findings.js";
+import {show_group, show_groups, show_topic, show_topics} from "./groups.js";
+import {show_letters} from "./letters.js";
 import {show_list} from "./list.js";
 import {show_overview} from "./overview.js";
 import {show_transaction} from "./transaction.js";
@@ -13,12 +16,18 @@ const PAGES = [
   {path: "overview", name: "Overview", key: "o", show: show_overview},
   {path: "pending", name: "Pending", key: "p", show: show_list},
   {path: "discarded", name: "Discarded", key: "d", show: show_list},
+  {path: "conflicts", name: "Conflicts", key: "c", show: show_conflicts},
+  {path: "dead-letters", icon: "letters", name: "Dead letters", key: "l", show: show_letters},
   {path: "history", name: "History", key: "h", show: show_list},
   {path: "groups", name: "Groups", key: "g", show: show_groups},
   {path: "topics", name: "Topics", key: "t", show: show_topics},
   {path: "audit", name: "Audit", key: "a", show: show_audit},
 ];
+//: Pages of one thing, and the page that lists such things.
+const SINGLE = {transaction: {name: "Transaction", show: show_transaction}, group: {name: "Group", show: show_group, under: "groups"}, topic: {name: "Topic", show: show_topic, under: "topics"}};
 const OVERVIEW_MS = 2000;
+//: What was heard longer ago is not shown as if it were so now.
+const STALE_MS = 10_000;
 
 const app = document.getElementById("app");
 let shell = null;
@@ -27,7 +36,7 @@ let page = new AbortController();
 // --- what all pages share -----------------------------------------------------------------------------------------------------
 class Context {
   constructor(session) {
-    Object.assign(this, {session, overview: null, signal: null});
+    Object.assign(this, {session, overview: null, signal: null, paused: ""});
     this.watchers = new Set();
     this.life = new AbortController();
   }
@@ -49,8 +58,9 @@ class Context {
 
 // --- the frame ------------------------------------------------------------------------------------------------------------------
 function make_shell(context) {
-  const links = new Map(PAGES.map((each) => [each.path, h("a", {href: `#/${each.path}`, class: "nav-link"}, icon(each.path), h("span", null, each.name), h("b", {class: "count"}))]));
+  const links = new Map(PAGES.map((each) => [each.path, h("a", {href: `#/${each.path}`, class: "nav-link"}, icon(each.icon ?? each.path), h("span", null, each.name), h("b", {class: "count"}))]));
   const health = h("a", {class: "health", href: "#/overview"}, h("i", {class: "dot-status"}), h("span", null, "…"));
+  const as_of = h("span", {class: "as-of muted"}, "");
   const banner = h("div", {class: "banners"});
   const main = h("main", {id: "main", tabindex: "-1"});
   const search = h("input", {type: "search", class: "quick", placeholder: "Find an id or a key", "aria-label": "Find a transaction by id or key", "aria-keyshortcuts": "/", autocomplete: "off", spellcheck: "false"});
@@ -58,9 +68,10 @@ function make_shell(context) {
   const element = h("div", {class: "shell"},
     h("header", {class: "top"},
       h("a", {class: "brand", href: "#/overview", "aria-label": "Escrow, overview"}, h("img", {src: "/console/icon.svg", alt: "", width: "24", height: "24"}), h("span", null, "Escrow")),
-      find, health,
+      find, health, as_of,
       h("div", {class: "tools"},
         h("button", {class: "ghost keys-button", type: "button", "aria-label": "Keyboard shortcuts", title: "Keyboard shortcuts (?)", onclick: show_keys}, icon("keyboard")),
+        zone_button(),
         theme_button(),
         h("span", {class: "who", title: "who you are in the audit log"}, context.session.name),
         !context.session.open && h("button", {class: "ghost", type: "button", "aria-label": "Log out", title: "Log out", onclick: leave}, icon("out")),
@@ -69,7 +80,23 @@ function make_shell(context) {
     h("nav", {class: "side", "aria-label": "Pages"}, [...links.values()], h("p", {class: "version muted"}, `Escrow ${context.session.version}`)),
     h("div", {class: "content"}, banner, main),
   );
-  return {element, links, health, banner, main, search, unreachable: false};
+  return {element, links, health, as_of, banner, main, search, unreachable: false};
+}
+
+/** Times in the browser's zone, or in UTC. */
+function zone_button() {
+  const button = h("button", {class: "ghost zone", type: "button", onclick: () => {
+    use_utc(!is_utc());
+    label();
+    route(context);
+  }});
+  const label = () => {
+    fill(button, zone());
+    button.setAttribute("aria-label", `Times are ${zone()}: ${is_utc() ? "show local time" : "show UTC"}`);
+    button.title = button.getAttribute("aria-label");
+  };
+  label();
+  return button;
 }
 
 function theme_button() {
@@ -100,20 +127,36 @@ function look_for(text) {
 }
 
 function show_health(overview) {
-  const bad = overview.parts.filter((part) => !part.healthy);
-  shell.health.className = `health ${bad.length ? "bad" : "good"}`;
-  shell.health.lastChild.textContent = bad.length ? bad.map((part) => part.part).join(", ") + (bad.length === 1 ? " is not well" : " are not well") : "All parts are well";
-  for (const [path, count] of [["pending", overview.pending], ["discarded", overview.discarded]]) {
+  shell.health.className = `health ${overview.health}`;
+  fill(shell.health.lastChild, headline(overview));
+  shell.health.title = shell.health.textContent;
+  const letters = overview.findings.filter((found) => found.kind === "dead_letters").reduce((sum, found) => sum + found.count, 0);
+  for (const [path, count] of [["pending", overview.pending], ["discarded", overview.discarded], ["conflicts", overview.totals.conflicts], ["dead-letters", letters]]) {
     const badge = shell.links.get(path).querySelector(".count");
     badge.textContent = count ? short(count) : "";
     badge.title = count ? number(count) : "";
   }
-  show_banners(bad);
+  show_banners();
+  show_as_of();
 }
 
-function show_banners(bad) {
-  const texts = bad.map((part) => [`The ${part.part} is not well`, part.detail]);
-  if (shell.unreachable) texts.unshift(["The edge does not answer", "It may be restarting. What you see is the last that was heard; trying again."]);
+/** When the edge was heard last; every page has it, and it turns red when that is long ago. */
+function show_as_of() {
+  if (!shell) return;
+  const stale = shell.unreachable || Date.now() - api.heard_ms > STALE_MS;
+  const paused = context.paused ? ` · paused: ${context.paused}` : "";
+  shell.as_of.className = `as-of ${stale ? "tone-bad" : "muted"}`;
+  shell.as_of.textContent = (api.heard_ms ? `as of ${clock(api.heard_ms)}` : "not heard yet") + paused;
+  shell.element.classList.toggle("stale", stale);
+  if (!stale) return;
+  shell.health.className = "health unknown";
+  shell.health.lastChild.textContent = api.heard_ms ? `no answer since ${clock(api.heard_ms)}` : "no answer";
+}
+
+function show_banners() {
+  const bad = (context.overview?.parts ?? []).filter((part) => !part.healthy);
+  const texts = location.hash.startsWith("#/overview") || location.hash.length < 3 ? [] : bad.map((part) => [part.text, part.detail]);
+  if (shell.unreachable) texts.unshift(["The edge does not answer", `It may be restarting, or hang. What you see is as of ${api.heard_ms ? clock(api.heard_ms) : "never"}; trying again.`]);
   fill(shell.banner, texts.map(([title, detail]) => h("div", {class: "banner", role: "alert"}, icon("warning"), h("div", null, h("strong", null, title), " ", h("span", null, detail)))));
 }
 
@@ -121,22 +164,24 @@ function show_banners(bad) {
 function route(context) {
   const [path, search] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, argument] = (path || "overview").split("/");
-  const found = PAGES.find((each) => each.path === name);
+  const found = PAGES.find((each) => each.path === name) ?? (argument ? SINGLE[name] : null);
   page.abort();
+  context.paused = "";
   page = new AbortController();
   for (const [each, link] of shell.links) {
-    if (each === name) link.setAttribute("aria-current", "page");
+    if (each === name || each === found?.under) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   shell.links.get(name)?.scrollIntoView({block: "nearest", inline: "center"});
   const view = {context, signal: page.signal, name, query: new URLSearchParams(search), argument: argument && decodeURIComponent(argument)};
   fill(shell.main);
   scrollTo(0, 0);
-  const title = found?.name ?? (name === "transaction" ? "Transaction" : "Not found");
+  const title = found?.name ?? "Not found";
   document.title = `${title} · Escrow`;
   announce(title);
+  show_banners();
+  show_as_of();
   if (found) found.show(shell.main, view);
-  else if (name === "transaction" && view.argument) show_transaction(shell.main, view);
   else fill(shell.main, h("div", {class: "empty"}, h("h1", null, "There is no such page"), h("p", null, h("a", {href: "#/overview"}, "To the overview"))));
 }
 
@@ -187,6 +232,8 @@ function start(session) {
   window.addEventListener("hashchange", () => route(context), {signal: context.life.signal});
   document.addEventListener("keydown", on_key, {signal: context.life.signal});
   context.start();
+  const ticking = setInterval(show_as_of, 1000);
+  context.life.signal.addEventListener("abort", () => clearInterval(ticking));
   route(context);
 }
 
@@ -206,11 +253,8 @@ api.listen({
   reachable(yes) {
     if (!shell || shell.unreachable === !yes) return;
     shell.unreachable = !yes;
-    show_banners((context.overview?.parts ?? []).filter((part) => !part.healthy));
-    if (!yes) {
-      shell.health.className = "health bad";
-      shell.health.lastChild.textContent = "no answer";
-    }
+    show_banners();
+    show_as_of();
   },
 });
 
@@ -219,7 +263,7 @@ let going = 0;
 
 function on_key(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-  if (/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) {
+  if (/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) && event.target.type !== "checkbox") {
     if (event.key === "Escape") event.target.blur();
     return;
   }

@@ -2,13 +2,14 @@
 
 import {get} from "./api.js";
 import {fill, h} from "./dom.js";
-import {moment, number, plural, short_id} from "./format.js";
-import {empty, heading, skeleton} from "./groups.js";
+import {exact, moment, number, plural, short_id} from "./format.js";
+import {empty, heading, skeleton} from "./pieces.js";
 
 const LIMIT = 50;
-const NAMES = {check: "Check now", commit: "Commit", rollback: "Roll back", resume: "Resume", login: "Log in", seek: "Seek", replay: "Replay", denied: "Denied", tokens: "Tokens"};
+const NAMES = {check: "Check now", commit: "Commit", rollback: "Roll back", resume: "Resume", login: "Log in", seek: "Seek", replay: "Replay", denied: "Denied", tokens: "Tokens", conflict: "Conflict", "refused end": "Refused end"};
 
-export function show_audit(root, {signal}) {
+export function show_audit(root, {signal, query}) {
+  const wanted = query.get("no");
   const list = h("ol", {class: "audit"});
   const more = h("div", {class: "pager"});
   const body = h("div", null, skeleton());
@@ -18,16 +19,16 @@ export function show_audit(root, {signal}) {
     if (!found.records.length && before == null) return fill(body, empty("audit", "Nothing yet", "Actions of operators, logins, seeks, replays, denials and changes of tokens are written down."));
     list.append(...found.records.map(row));
     fill(more, found.next != null && h("button", {type: "button", onclick: () => load(found.next)}, "Older"));
-    if (before == null) fill(body, h("div", {class: "card"}, list), more);
+    if (!list.isConnected) fill(body, wanted && h("p", null, h("a", {href: "#/audit"}, "Show the newest")), h("div", {class: "card"}, list), more);
   };
-  load(null).catch((problem) => problem.name === "AbortError" || fill(body, empty("warning", "The audit cannot be read", problem.message)));
+  load(wanted ? Number(wanted) + 1 : null).catch((problem) => problem.name === "AbortError" || fill(body, empty("warning", "The audit cannot be read", problem.message)));
 }
 
 function row(record) {
   const counts = record.counts && Object.entries(record.counts).filter(([, count]) => count);
   const outcome = record.result === "begun" ? [h("span", {class: "tone-bad"}, "begun; the edge ended before it was through")] : (counts ?? []).map(([name, count]) => h("span", {class: `chip ${name}`}, `${number(count)} ${name}`));
   return h("li", null,
-    h("div", {class: "audit-head"}, h("span", {class: "muted n"}, `#${record.no}`), h("time", {datetime: new Date(record.at_ms).toISOString()}, moment(record.at_ms)), h("strong", null, record.who), h("span", {class: `action ${record.action}`}, NAMES[record.action] ?? record.action), h("span", null, record.target)),
+    h("div", {class: "audit-head"}, h("a", {class: "n", href: `#/audit?no=${record.no}`, title: "A link to this record"}, `#${record.no}`), h("time", {datetime: new Date(record.at_ms).toISOString(), title: exact(record.at_ms)}, moment(record.at_ms)), h("strong", null, record.who), h("span", {class: `action ${record.action}`}, NAMES[record.action] ?? record.action), h("span", null, record.target)),
     h("p", {class: "reason"}, record.reason),
     h("div", {class: "chips"}, outcome, record.result === "failed" && h("span", {class: "tone-bad"}, "failed"), record.filter && h("span", {class: "muted"}, "by filter ", h("code", null, Object.entries(record.filter).map(([name, value]) => `${name}=${value}`).join(" ")))),
     record.ids.length > 0 && h("details", null, h("summary", null, record.ids.length < record.matched ? `The first ${number(record.ids.length)} ids` : plural(record.ids.length, "id")),

@@ -2,6 +2,14 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+const TEXTS = new Set(["title", "aria-label", "alt", "placeholder"]);
+// Control characters, and those that turn the direction of what follows: shown by their code, as the command line does.
+// eslint-disable-next-line no-control-regex
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
+
+/** What somebody put into a message cannot disturb the page: what would not be seen is shown as its code. */
+export const visible = (text) => text.replace(UNSEEN, (sign) => `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
 /** h("p", {class: "x", onclick: f}, "text", child, [more]): null and false are left out. */
 export function h(tag, props, ...children) {
   const element = document.createElement(tag);
@@ -24,13 +32,13 @@ function set(element, name, value) {
   else if (name === "dataset") Object.assign(element.dataset, value);
   else if (name === "value") element.value = value;
   else if (name === "checked") element.checked = value;
-  else element.setAttribute(name, value === true ? "" : value);
+  else element.setAttribute(name, value === true ? "" : TEXTS.has(name) ? visible(String(value)) : value);
 }
 
 function append(element, children) {
   for (const child of children.flat(9)) {
     if (child == null || child === false) continue;
-    element.append(child instanceof Node ? child : document.createTextNode(String(child)));
+    element.append(child instanceof Node ? child : document.createTextNode(visible(String(child))));
   }
 }
 
@@ -56,6 +64,9 @@ const ICONS = {
   copy: "M7 3h9v11h-2v-1.500h.5v-8h-6V5H7zM4 6h9v11H4zm1.500 1.500v8h6v-8z",
   close: "m5.200 4.100 4.800 4.800 4.800-4.800 1.100 1.100-4.800 4.800 4.800 4.800-1.100 1.100-4.800-4.800-4.800 4.800-1.100-1.100L8.900 10 4.100 5.200z",
   keyboard: "M2 5h16v10H2zm2 2v1.500h1.500V7zm3 0v1.500h1.500V7zm3 0v1.500h1.500V7zm3 0v1.500h3V7zM4 11.500V13h2v-1.500zm3 0V13h6v-1.500zm7 0V13h2v-1.500z",
+  conflicts: "M10 2 2 17h16zm0 3.300 5.300 10.100H4.700zM6 8l1-1 3 3 3-3 1 1-3 3 3 3-1 1-3-3-3 3-1-1 3-3z",
+  letters: "M2 4h16v12H2zm1.600 2.200v8.200h12.800V6.200L10 11zM4.300 5.600 10 9.200l5.700-3.600z",
+  clock: "M10 2a8 8 0 1 0 0 16 8 8 0 0 0 0-16zm0 1.600a6.400 6.400 0 1 1 0 12.800 6.400 6.400 0 0 1 0-12.800zm-.8 2v5l3.600 2.200.8-1.300-2.800-1.700V5.600z",
   out: "M3 3h7v1.600H4.600v10.800H10V17H3zm10 3.500 3.500 3.500-3.500 3.500-1.100-1.100 1.600-1.600H7.500V9.200h6l-1.600-1.600z",
 };
 

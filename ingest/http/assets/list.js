@@ -3,8 +3,9 @@
 import {get, repeat} from "./api.js";
 import {ask} from "./actions.js";
 import {announce, fill, h, icon} from "./dom.js";
-import {between, duration, moment, number, plural, short_id} from "./format.js";
-import {empty, heading, skeleton} from "./groups.js";
+import {between, cause_text, duration, exact, middle, moment, number, plural, short_id, typed_ms} from "./format.js";
+import {cause_list} from "./groups.js";
+import {empty, heading, skeleton} from "./pieces.js";
 
 const LIMIT = 100;
 const REFRESH_MS = 5000;
@@ -17,12 +18,12 @@ const REASONS = {check_max: "asked too often", expired: "too old"};
 
 const KINDS = {
   pending: {
-    title: "Pending", text: "Stored, and not ended yet", state: "pending", filters: ["q", "group", "topic", "age_min_s", "attempts_min"], actions: ["check", "commit", "rollback", "resume"],
+    title: "Pending", text: "Stored, and not ended yet", state: "pending", filters: ["q", "group", "topic", "age_min_s", "attempts_min", "online", "cause"], actions: ["check", "commit", "rollback", "resume"],
     none: ["check", "Nothing is in doubt", "Every transaction that was stored has been committed, rolled back or discarded."],
   },
   discarded: {
-    title: "Discarded", text: "Put aside: nobody could say how they ended", state: "discarded", filters: ["q", "group", "topic", "age_min_s"], actions: ["resume", "commit", "rollback"],
-    none: ["check", "Nothing was put aside", "A half is discarded when its producers were asked too often without an answer, or when it is too old."],
+    title: "Discarded", text: "Nobody could say how they ended: an operator decides", state: "discarded", filters: ["q", "group", "topic", "age_min_s", "online", "cause"], actions: ["resume", "commit", "rollback"],
+    none: ["check", "Nothing is discarded", "A half is discarded when its producers were asked too often without an answer, or when it is too old."],
   },
   history: {
     title: "History", text: "Everything that is still kept", state: "settled", filters: ["q", "state", "group", "topic", "key", "since", "until"], actions: [],
@@ -44,13 +45,30 @@ class List {
     this.count = h("span", {class: "matched muted", role: "status"});
     this.bulk = h("div", {class: "bulk", hidden: true, role: "toolbar", "aria-label": "Actions for the selection"});
     this.pager = h("div", {class: "pager"});
+    this.folded = h("details", {class: "card folded", ontoggle: () => this.fold()});
   }
 
   start() {
-    fill(this.root, heading(this.kind.title, this.kind.text, this.count), this.filters(), this.bulk, this.body, this.pager);
+    fill(this.root, heading(this.kind.title, this.kind.text, this.count), this.filters(), this.name !== "history" && this.folded, this.bulk, this.body, this.pager);
+    this.offer_fold();
     document.addEventListener("keydown", (event) => this.on_key(event), {signal: this.signal});
     if (this.name === "history") this.load();
     else repeat(() => this.refresh(), REFRESH_MS, this.signal);
+  }
+
+  // --- by cause --------------------------------------------------------------------------------------------------------------------
+  offer_fold() {
+    this.causes = h("div", null, h("p", {class: "muted"}, "…"));
+    fill(this.folded, h("summary", null, "By cause"), this.causes);
+  }
+
+  async fold() {
+    if (!this.folded.open) return;
+    const found = await get("/v1/operator/causes", {state: this.kind.state}, this.signal);
+    const group = this.query.get("group");
+    const causes = found.causes.filter((each) => !group || each.group === group);
+    fill(this.causes, causes.length ? cause_list(causes.slice(0, 50), this.context.overview?.now_ms ?? Date.now(), {with_group: true}) : h("p", {class: "muted"}, "Nothing is in doubt."),
+      causes.length > 50 && h("p", {class: "muted"}, `and ${number(causes.length - 50)} more`));
   }
 
   // --- filters -------------------------------------------------------------------------------------------------------------------
@@ -66,6 +84,8 @@ class List {
       key: () => text("key", "Key, exactly"),
       age_min_s: () => choice("age_min_s", "Age", AGES),
       attempts_min: () => choice("attempts_min", "Attempts", ATTEMPTS),
+      online: () => choice("online", "Online", [["", "online or not"], ["false", "nobody online"], ["true", "somebody online"]]),
+      cause: () => value("cause") ? h("label", {class: "cause-filter"}, h("span", {class: "muted"}, "because"), h("select", {name: "cause", "aria-label": "Cause"}, h("option", {value: value("cause"), selected: true}, cause_text(value("cause"))), h("option", {value: ""}, "any cause"))) : null,
       state: () => choice("state", "State", STATES, "settled"),
       since: () => time("since", "from"),
       until: () => time("until", "to"),
@@ -105,8 +125,9 @@ class List {
     for (const name of this.kind.filters) {
       const value = this.query.get(name);
       if (!value) continue;
-      if (name === "since") found.since_ms = new Date(value).getTime();
-      else if (name === "until") found.until_ms = new Date(value).getTime() + 999;
+      if (name === "since") found.since_ms = typed_ms(value);
+      else if (name === "until") found.until_ms = typed_ms(value) + 999;
+      else if (name === "online") found.online = value === "true";
       else found[name] = /^(age|attempts)_/.test(name) ? Number(value) : value;
     }
     return found;
@@ -114,7 +135,8 @@ class List {
 
   // --- loading -------------------------------------------------------------------------------------------------------------------
   async refresh() {
-    if (this.places.length > 1 || this.selected.size || document.querySelector("dialog[open]") || this.root.querySelector("tbody :focus")) return;
+    this.context.paused = this.selected.size ? `${number(this.selected.size)} selected` : this.places.length > 1 ? "not on the first page" : this.root.querySelector("tbody :focus") ? "a row has the focus" : "";
+    if (this.context.paused || document.querySelector("dialog[open]")) return;
     await this.load();
   }
 
@@ -177,16 +199,17 @@ class List {
     const acts = this.kind.actions.length > 0;
     const all = acts && h("input", {type: "checkbox", "aria-label": "Select all on this page", checked: this.rows.every((row) => this.selected.has(row.id)), onchange: () => this.select_page(all.checked)});
     const names = [acts && "", "Key", "Group", "Topic", ...this.columns().map(([name]) => name), "Id"].filter((name) => name !== false);
-    return h("div", {class: "card scroll"}, h("table", {class: "list"},
+    return h("div", {class: "card scroll", tabindex: "0", role: "region", "aria-label": this.kind.title}, h("table", {class: "list"},
       h("thead", null, h("tr", null, names.map((name, n) => h("th", {scope: "col", class: name === "Attempts" || name === "Age" ? "n" : ""}, n === 0 && acts ? all : name)))),
       h("tbody", null, this.rows.map((row) => this.row(row)))));
   }
 
   columns() {
-    const age = ["Age", (row) => h("span", {title: moment(row.stored_at_ms)}, duration(row.age_s))];
-    if (this.name === "pending") return [age, ["Attempts", (row) => this.attempts(row)]];
-    if (this.name === "discarded") return [["Reason", (row) => h("span", {class: "chip discarded"}, REASONS[row.reason] ?? row.reason)], age, ["Attempts", (row) => number(row.attempts)]];
-    return [["State", (row) => state_chip(row)], ["Stored", (row) => h("time", null, moment(row.stored_at_ms))], ["Took", (row) => (row.settled_at_ms ? between(row.stored_at_ms, row.settled_at_ms) : "–")]];
+    const age = ["Age", (row) => h("span", {title: exact(row.stored_at_ms)}, duration(row.age_s))];
+    const remark = ["Last answer", (row) => (row.answered_at_ms ? h("span", {class: "said", title: `UNKNOWN: ${row.remark}`}, row.remark || "UNKNOWN") : h("span", {class: "muted"}, "–"))];
+    if (this.name === "pending") return [age, ["Attempts", (row) => this.attempts(row)], remark];
+    if (this.name === "discarded") return [["Reason", (row) => h("span", {class: "chip discarded"}, REASONS[row.reason] ?? row.reason)], ["Discarded", (row) => h("time", {title: exact(row.settled_at_ms)}, moment(row.settled_at_ms))], ["Attempts", (row) => number(row.attempts)], remark];
+    return [["State", (row) => state_chip(row)], ["Stored", (row) => h("time", {title: exact(row.stored_at_ms)}, moment(row.stored_at_ms))], ["Took", (row) => (row.settled_at_ms ? between(row.stored_at_ms, row.settled_at_ms) : "–")]];
   }
 
   attempts(row) {
@@ -200,8 +223,8 @@ class List {
     const box = acts && h("input", {type: "checkbox", "aria-label": `Select ${row.key || row.id}`, checked: this.selected.has(row.id), onchange: () => this.select(row, box.checked)});
     const line = h("tr", {tabindex: "-1", dataset: {id: row.id}, onclick: (event) => { if (!event.target.closest("a, input, label")) location.hash = href; }},
       acts && h("td", {class: "pick"}, h("label", null, box)),
-      cell("Key", h("a", {href, class: "key", title: row.key}, row.key || h("span", {class: "muted"}, "no key"))),
-      cell("Group", row.group), cell("Topic", row.topic),
+      cell("Key", h("a", {href, class: "key", title: row.key}, middle(row.key, 48) || h("span", {class: "muted"}, "no key"))),
+      cell("Group", h("span", {title: row.group}, middle(row.group, 32))), cell("Topic", h("span", {title: row.topic}, middle(row.topic, 32))),
       this.columns().map(([name, made]) => cell(name, made(row))),
       cell("Id", h("a", {href, class: "mono muted", title: row.id, tabindex: "-1"}, short_id(row.id))));
     return line;
@@ -250,7 +273,7 @@ class List {
     const lines = [...this.body.querySelectorAll("tbody tr")];
     const at = lines.indexOf(document.activeElement?.closest("tr"));
     if (event.key === "j" || event.key === "k") lines[Math.min(lines.length - 1, Math.max(0, at + (event.key === "j" ? 1 : -1)))]?.focus();
-    else if (event.key === "x" && at >= 0) lines[at].querySelector("input")?.click();
+    else if (event.key === "x" && at >= 0) lines[at].querySelector("input[type=checkbox]")?.click();
     else if (event.key === "Enter" && at >= 0 && document.activeElement === lines[at]) location.hash = `#/transaction/${encodeURIComponent(lines[at].dataset.id)}`;
     else return;
     event.preventDefault();

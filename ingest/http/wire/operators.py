@@ -12,9 +12,11 @@ from msgspec import Meta, Struct
 from ingest.http.wire.fields import I63, ITEMS_MAX, TEXT_MAX_CHARACTERS, Text
 from ingest.http.wire.producers import TransactionOut, transaction
 from ingest.operating.auditing import Audited
+from ingest.operating.health import Finding, Level
 from ingest.operating.history import Inspected
 from ingest.operating.listings import Listed, ListPage, Query
 from ingest.operating.operator import Action, Done
+from ingest.operating.parts_health import Part
 from ingest.operating.tables import HALVES_MAX
 from store.edge.removal import Removal
 from store.naming import NAME_MAX_BYTES
@@ -42,6 +44,17 @@ class FilterIn(Struct, forbid_unknown_fields=True, omit_defaults=True):
     attempts_max: Annotated[Attempts, Meta(description="checked at most this many times")] | None = None
     since_ms: Annotated[I63, Meta(description="stored at this time or later")] | None = None
     until_ms: Annotated[I63, Meta(description="stored at this time or before")] | None = None
+    cause: (
+        Annotated[
+            str,
+            Meta(
+                max_length=TEXT_MAX_CHARACTERS,
+                description="unasked, unanswered, or `unknown:` and the last remark with # for numbers; as /causes tells it",
+            ),
+        ]
+        | None
+    ) = None
+    online: Annotated[bool, Meta(description="whether a member of the group is online")] | None = None
 
 
 class TransactionsQuery(FilterIn, forbid_unknown_fields=True):
@@ -119,31 +132,58 @@ class InspectedOut(Struct):
     outstanding: bool
 
 
+ActionResult = Literal["accepted", "queued", "already", "conflict", "refused"]
+
+
 class ResultOut(Struct):
+    """`queued`: a check request that waits, because no member of the group is online."""
+
     id: str
-    result: Literal["accepted", "already", "conflict", "refused"]
+    result: ActionResult
     detail: str
 
 
+class ReasonOut(Struct):
+    """What happened to how many, and why."""
+
+    result: ActionResult
+    detail: str
+    count: int
+
+
+class AffectedOut(Struct):
+    """A group that an action is about. `online`: members that can be asked."""
+
+    group: str
+    count: int
+    online: int
+
+
+class PreviewOut(Struct):
+    """Whom an action is about: the 50 largest groups, how many more there are, and the oldest and newest half."""
+
+    groups: list[AffectedOut]
+    groups_more: int
+    oldest_ms: int | None
+    newest_ms: int | None
+
+
 class ActionOut(Struct):
-    """All are counted, the first 1,000 are told one by one. `audit_no` null: a dry run."""
+    """All are counted, by result and by reason; the first 1,000 are told one by one. `audit_no` null: a dry run, which
+    has a `preview`."""
 
     dry_run: bool
     matched: int
     results: list[ResultOut]
     counts: dict[str, int]
     audit_no: int | None
+    reasons: list[ReasonOut]
+    preview: PreviewOut | None
 
 
 class AuditsOut(Struct):
     records: list[Audited]
     next: int | None
-
-
-class PartOut(Struct):
-    part: str
-    healthy: bool
-    detail: str
 
 
 class SeriesOut(Struct):
@@ -159,7 +199,8 @@ class SeriesOut(Struct):
 
 
 class OverviewOut(Struct):
-    """`totals` since the store was made, as far as the job has settled; checks and conflicts since the edge started."""
+    """`health`, with the `findings` that it rests on, the worst first: what the console, `escrow top` and `escrow doctor` show.
+    `totals` since the store was made, as far as the job has settled; checks and conflicts since the edge started."""
 
     now_ms: int
     started_at_ms: int
@@ -168,7 +209,10 @@ class OverviewOut(Struct):
     oldest_pending_age_s: int | None
     discarded: int
     totals: dict[str, int]
-    parts: list[PartOut]
+    health: Level
+    judged_at_ms: int
+    findings: list[Finding]
+    parts: list[Part]
     clock_alert: bool
     series: SeriesOut
 
@@ -180,10 +224,16 @@ class MemberOut(Struct):
 
 
 class GroupOut(Struct):
+    """`conflicts`: contradicting ends of its producers since the edge started. `last_seen_ms`: of any member, null: none since
+    the edge started."""
+
     group: str
     pending: int
     oldest_age_s: int | None
     outstanding: int
+    discarded: int
+    conflicts: int
+    last_seen_ms: int | None
     members: list[MemberOut]
 
 
@@ -192,10 +242,13 @@ class GroupsOut(Struct):
 
 
 class ConsumerOut(Struct):
+    """`deleted_unread`: messages that retention took before the group read them."""
+
     group: str
     lag: int
     in_hand: int
     dead_letters: int
+    deleted_unread: int
 
 
 class TopicOut(Struct):
@@ -243,6 +296,8 @@ class SessionOut(Struct):
     left_s: float
     version: str
     check_max: int
+    runbook_base_url: str
+    trace_link_template: str
 
 
 def query_of(given: FilterIn) -> Query:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from escrow.api import Api
-from escrow.errors import EscrowError
+from escrow.errors import EscrowError, NotAllowed
 from runtime.commands.checkup.finding import ANSWER_S, Finding, Level
 from runtime.settings import Settings
 from runtime.supervisor import STATE_FILE
@@ -39,6 +39,25 @@ def check_service(running: dict[str, Any] | None) -> Iterator[Finding]:
             )
     if url.startswith("http://"):
         yield _readiness(url)
+        yield from _judgement(url)
+
+
+def _judgement(url: str) -> Iterator[Finding]:
+    """What the service itself finds wrong: the same as on the console's overview and in escrow top."""
+    try:
+        with Api(url, token=os.environ.get("ESCROW_TOKEN") or None, timeout_s=ANSWER_S, retry_for_s=0.0) as api:
+            found = api.overview()["findings"]
+    except NotAllowed:
+        yield Finding(Level.WARN, "health", "was not asked for: it needs an operator's token", "set ESCROW_TOKEN, and run again")
+        return
+    except EscrowError:
+        return  # readiness tells of it; in Kafka mode there is no overview
+    if not found:
+        yield Finding(Level.OK, "health", "nothing is wrong: groups, discards, conflicts, consumers")
+    for each in found:
+        level = Level.FAIL if each["severity"] == "bad" else Level.WARN
+        says = f"{each['subject']}: {each['text']}" + (f"; {each['cause']}" if each["cause"] else "")
+        yield Finding(level, "health", says, f"{each['remedy']}: {each['command']}" if each["remedy"] else each["command"])
 
 
 def _readiness(url: str) -> Finding:

@@ -229,6 +229,14 @@ class Console:
     """The operators' pages."""
 
     console_enabled: bool = key("consoleEnable", "switch", "true", "Serve the operators' console at /.")
+    runbook_base_url: str = key(
+        "runbookBaseUrl", "text", '""',
+        "Where your copy of docs/operators.md is: the console links to its sections. Empty: it names the command instead.",
+    )  # fmt: skip
+    trace_link_template: str = key(
+        "traceLinkTemplate", "text", '""',
+        "A link to your traces, with {trace_id} in it, for messages that carry a traceparent. Empty: no link.",
+    )  # fmt: skip
     console_session_ms: int = key(
         "consoleSessionTime", "duration", '"12h"',
         "Console session lifetime. An idle session ends after a quarter of it.",

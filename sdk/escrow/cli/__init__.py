@@ -20,7 +20,22 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from escrow import __version__
-from escrow.cli import barrier, completion, consume, dead_letters, demo, exits, groups, remote, send, top, topic, topics, tx
+from escrow.cli import (
+    barrier,
+    completion,
+    consume,
+    dead_letters,
+    demo,
+    exits,
+    explain,
+    groups,
+    remote,
+    send,
+    top,
+    topic,
+    topics,
+    tx,
+)  # fmt: skip
 from escrow.cli.parsers import CommandParser, Commands
 from escrow.errors import EscrowError
 
@@ -82,8 +97,8 @@ def _of_server(name: str) -> Command:
 
 run, doctor, audit, export, store, clock, config, token = map(_of_server, SERVER_COMMANDS)
 COMMANDS: tuple[Command, ...] = (
-    run, demo, doctor, top, tx, audit, send, consume, groups, topics, topic, dead_letters, barrier, export, store, clock, config,
-    token, completion,
+    run, demo, doctor, top, tx, explain, audit, send, consume, groups, topics, topic, dead_letters, barrier, export, store,
+    clock, config, token, completion,
 )  # fmt: skip
 
 # Third-party modules that the server depends on. A command that misses one of them needs the server.

@@ -56,6 +56,11 @@ def cell(value: object, most: int = 0) -> str:
     return text[: most - 1] + "…" if most and len(text) > most else text
 
 
+def middle(text: str, most: int) -> str:
+    """A name cut in the middle: names of one team often differ at their end."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - most // 2 - 1) :]}"
+
+
 def _plain(value: object) -> object:
     """Turns a value into what ``json`` knows; numpy's numbers are numbers here."""
     if isinstance(value, Enum):

@@ -20,7 +20,7 @@ from escrow.cli import exits, remote, times, topics
 from escrow.cli.groups import oldest
 from escrow.cli.parsers import Commands
 from escrow.cli.progress import duration
-from escrow.cli.render import cell, json_line, table
+from escrow.cli.render import cell, json_line, middle, table
 from escrow.errors import EscrowError, NotAllowed
 
 TEACHES: Final = f"""\
@@ -103,31 +103,72 @@ def frame(seen: Seen, url: str, size: Size, *, colour: bool) -> list[str]:
     columns, rows = size
     lines = [*_head(seen, url, colour), "", *_rates(seen.overview, columns)]
     parts = [
-        ("IN DOUBT, THE OLDEST FIRST", DOUBT_HEADS, [_doubt(each) for each in seen.oldest]),
-        ("PRODUCER GROUPS", ("GROUP", "PENDING", "OLDEST", "ASKED", "LIVE"), [_group(each) for each in _busiest(seen.groups)]),
-        ("TOPICS", topics.HEADS, [row for each in seen.topics for row in topics.rows(each)]),
+        Section(
+            "PENDING, THE OLDEST FIRST", DOUBT_HEADS, [_doubt(each) for each in seen.oldest], seen.overview["pending"], DOUBT_DROPS
+        ),
+        Section("PRODUCER GROUPS", GROUP_HEADS, [_group(each) for each in _busiest(seen.groups)], len(seen.groups), GROUP_DROPS),
+        Section("TOPICS", topics.HEADS, [row for each in seen.topics for row in topics.rows(each)], None, TOPIC_DROPS),
     ]
     left = max(rows - len(lines) - 3 * len(parts), 0)
-    for number, (title, heads, cells) in enumerate(parts):
-        share = min(len(cells), max(left // (len(parts) - number), 0))
+    for number, part in enumerate(parts):
+        share = min(len(part.cells), max(left // (len(parts) - number), 0))
         left -= share
-        lines += ["", *_section(title, heads, cells, share, colour)]
+        lines += ["", *part.lines(share, columns, colour)]
     return [_cut(line, columns) for line in lines[:rows]]
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A list with its title. `total`: how many there are, fetched or not; None: as many as were fetched. `drops`: heads of
+    columns that a narrow terminal leaves out, the least important first."""
+
+    title: str
+    heads: Sequence[str]
+    cells: list[Any]
+    total: int | None
+    drops: Sequence[str]
+
+    def lines(self, share: int, columns: int, colour: bool) -> list[str]:
+        total = len(self.cells) if self.total is None else max(self.total, len(self.cells))
+        more = f"  (and {total - share:,} more)" if total > share else ""
+        if not share:
+            return [_title(self.title, colour) + more, *(["none"] if not total else [])]
+        return [_title(self.title, colour) + more, *self._fitting(share, columns)]
+
+    def _fitting(self, share: int, columns: int) -> list[str]:
+        heads, rows = list(self.heads), [list(row) for row in self.cells[:share]]
+        shown = table(heads, rows).splitlines()
+        for name in self.drops:
+            if max(map(len, shown)) <= columns:
+                break
+            at = heads.index(name)
+            del heads[at]
+            for row in rows:
+                del row[at]
+            shown = table(heads, rows).splitlines()
+        return shown
+
+
 def _head(seen: Seen, url: str, colour: bool) -> list[str]:
-    overview = seen.overview
-    parts = [(part["part"], part["healthy"], part["detail"]) for part in overview["parts"]]
-    health = "  ".join(_mark(f"{name} {'ok' if good else 'NOT WELL'}", not good, colour) for name, good, _ in parts)
-    lines = [f"{_title('escrow', colour)}  {url}  {times.shown(overview['now_ms'])[:19]}  {health}"]
-    lines += [_mark(f"{name}: {cell(detail)}", True, colour) for name, good, detail in parts if not good]
-    if overview["clock_alert"]:
-        lines.append(_mark("CLOCK ALERT: nothing is discarded or deleted; see escrow clock", True, colour))
+    overview, findings = seen.overview, seen.overview["findings"]
+    health = {"good": "WELL", "warn": "LOOK", "bad": "NOT WELL"}[overview["health"]] if not seen.trouble else "NO ANSWER"
+    at = f"as of {times.shown(overview['now_ms'])[11:19]}"
+    lines = [f"{_title('escrow', colour)}  {_mark(health, health != 'WELL', colour)}  {at}  {url}"]
     if seen.trouble:
-        lines.append(_mark(f"no answer: {cell(seen.trouble)}", True, colour))
+        lines.append(_mark(f"no answer: {cell(seen.trouble)}; what follows is the last that was heard", True, colour))
+    lines += [_mark(_finding(each, overview["now_ms"]), each["severity"] == "bad", colour) for each in findings[:FINDINGS]]
+    if len(findings) > FINDINGS:
+        lines.append(f"… and {len(findings) - FINDINGS} more findings")
     age = overview["oldest_pending_age_s"]
-    doubt = f"in doubt {overview['pending']:,}" + (f", the oldest for {duration(age)}" if age is not None else "")
+    doubt = f"pending {overview['pending']:,}" + (f", the oldest for {duration(age)}" if age is not None else "")
     return [*lines, f"{doubt}  ·  discarded {overview['discarded']:,}  ·  conflicts {overview['totals']['conflicts']:,}"]
+
+
+def _finding(found: dict[str, Any], now_ms: int) -> str:
+    """What is wrong, in one line: who, what, since when."""
+    since = found["since_ms"]
+    ago = f", for {duration(max(0, now_ms - since) / 1000)}" if since is not None else ""
+    return cell(f"! {middle(found['subject'], NAME_MAX)}: {found['text']}{ago}")
 
 
 def _rates(overview: dict[str, Any], columns: int) -> Iterator[str]:
@@ -141,7 +182,7 @@ def _rates(overview: dict[str, Any], columns: int) -> Iterator[str]:
         now = values[-1] / step_s if values else 0.0
         yield f"{name:<10} {overview['totals'][name]:>12,} {now:>9,.1f}  {bars(values)}"
     values = series["pending"][-width:]
-    yield f"{'in doubt':<10} {overview['pending']:>12,} {'':>9}  {bars(values)}"
+    yield f"{'pending':<10} {overview['pending']:>12,} {'':>9}  {bars(values)}"
 
 
 def bars(values: Sequence[float]) -> str:
@@ -150,13 +191,21 @@ def bars(values: Sequence[float]) -> str:
     return "".join(BARS[min(len(BARS) - 1, int(value * len(BARS) / most))] if value else " " for value in values) if most else ""
 
 
-DOUBT_HEADS: Final = ("AGE", "ASKED", "GROUP", "TOPIC", "KEY", "ID")
+DOUBT_HEADS: Final = ("AGE", "ATTEMPTS", "GROUP", "TOPIC", "KEY", "ID")
+DOUBT_DROPS: Final = ("ID", "TOPIC", "ATTEMPTS")
+GROUP_HEADS: Final = ("GROUP", "PENDING", "OLDEST", "ASKED", "LIVE")
+GROUP_DROPS: Final = ("ASKED", "OLDEST")
+TOPIC_DROPS: Final = ("QUEUES", "MESSAGES", "IN HAND")
+#: Findings that are shown.
+FINDINGS: Final = 5
+NAME_MAX: Final = 32
 
 
 def _doubt(found: dict[str, Any]) -> tuple[object, ...]:
     """The id last: it is long, and a narrow terminal cuts it."""
     key = cell(found["key"], 24) or None
-    return duration(found["age_s"]), found["attempts"], found["group"], found["topic"], key, found["id"]
+    group, topic = middle(found["group"], NAME_MAX), middle(found["topic"], NAME_MAX)
+    return duration(found["age_s"]), found["attempts"], group, topic, key, found["id"]
 
 
 def _busiest(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -165,12 +214,7 @@ def _busiest(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _group(group: dict[str, Any]) -> tuple[object, ...]:
     live = str(len(group["members"])) if group["members"] or not group["pending"] else "NONE"
-    return group["group"], group["pending"], oldest(group), group["outstanding"], live
-
-
-def _section(title: str, heads: Sequence[str], cells: list[Any], share: int, colour: bool) -> list[str]:
-    more = f"  (and {len(cells) - share:,} more)" if len(cells) > share else ""
-    return [_title(title, colour) + more, *(table(heads, cells[:share]).splitlines() if share else ["none"] if not cells else [])]
+    return middle(group["group"], NAME_MAX), group["pending"], oldest(group), group["outstanding"], live
 
 
 def _title(text: str, colour: bool) -> str:

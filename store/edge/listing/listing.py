@@ -14,7 +14,7 @@ from store.edge.listing.half_files import HalfFiles, spans
 from store.edge.listing.index import Enough, Index, never
 from store.edge.listing.matching import Matcher
 from store.edge.listing.shown import Shown
-from store.edge.listing.summary import Summary
+from store.edge.listing.summary import Causes, Summary
 from store.edge.listing.wanted import IN_DOUBT, Filter, Wanted, resolve
 from store.read.readers import CLOCK_SLACK_MS
 from store.tables.journals.names import Dictionary
@@ -76,16 +76,16 @@ class Listing:
         found = [offsets for _, _, offsets in self._scan(filter, low, high, newest=False)]
         return np.concatenate([np.empty(0, np.int64), *found])
 
-    def summary(self) -> Summary:
-        """Counts by group. Walks over everything that is in doubt."""
+    def summary(self, causes: Causes | None = None) -> Summary:
+        """Counts by group, and by cause where one is told. Walks over everything that is in doubt."""
         files, index = self._files, self.index
         found = Summary.of_none(len(files.dictionary.groups))
         tail = list(spans(max(index.indexed, files.begin), files.end))
         begin = files.begin
         for piece in list(index.pieces):
-            found.add(files, piece, begin)
+            found.add(files, piece, begin, causes)
         for first, stop in tail:
-            found.add(files, files.describe(first, stop, IN_DOUBT, keys=False), begin)
+            found.add(files, files.describe(first, stop, IN_DOUBT, keys=False), begin, causes)
         return found
 
     def _bounds(self, wanted: Wanted) -> tuple[int, int]:

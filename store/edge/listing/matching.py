@@ -51,6 +51,8 @@ class Matcher:
         for test in tests[1:]:
             kept &= test
         found: Ints = np.flatnonzero(kept) + first
+        if wanted.only is not None and len(found):
+            found = found[wanted.only(columns.half_offset[found], columns.group_no[found])]
         return found
 
     def _has_text(self, columns: Columns, positions: Ints, filter: Filter) -> Array:

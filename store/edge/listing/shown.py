@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from store.arrays import Ints
+from store.arrays import Array, Ints
 from store.edge.listing.half_files import HalfFiles
 from store.errors import Corrupt
 from store.io.pages import JobSlot
@@ -47,6 +47,11 @@ class Shown:
         """In the order given."""
         found: list[int] = self._log.half_heads(half_offsets)[1]["group_no"].tolist()
         return found
+
+    def groups_and_times(self, half_offsets: Ints) -> tuple[Array, Ints]:
+        """(group_no, stored_at_ms) of halves, in the order given."""
+        heads = self._log.half_heads(half_offsets)[1]
+        return heads["group_no"].copy(), heads["stored_at_ms"].copy()
 
     def states(self, half_offsets: Ints) -> tuple[list[int], list[int], list[bool]]:
         """(how they ended, attempts, whether a request is under way) of halves, in any order."""

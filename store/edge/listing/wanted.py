@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from store.arrays import Array
+from store.arrays import Array, Ints
 from store.records import State
 from store.tables.journals.names import Dictionary
 
@@ -30,6 +31,8 @@ class Wanted:
     stored_until_ms: int | None = None
     attempts_min: int | None = None
     attempts_max: int | None = None
+    #: (half offsets, their group numbers) → which of them are wanted: what the files of the store do not tell.
+    only: Callable[[Ints, Array], Array] | None = None
 
     @property
     def in_doubt(self) -> bool:

@@ -238,6 +238,29 @@ ROUTES: dict[str, Callable[[random.Random, Pool], Request]] = {
     "POST /v1/operator/topics": lambda rng, pool: Request(
         "POST", "/v1/operator/topics", content={"topic": rng.choice(TOPICS), "queues": rng.choice((None, 1, 2, 64))}
     ),
+    "GET /v1/operator/transactions/{id}/body": lambda rng, pool: Request(
+        "GET", f"/v1/operator/transactions/{quote(_id(rng, pool), safe='')}/body"
+    ),
+    "GET /v1/operator/transactions/{id}/explain": lambda rng, pool: Request(
+        "GET", f"/v1/operator/transactions/{quote(_id(rng, pool), safe='')}/explain"
+    ),
+    "GET /v1/operator/causes": lambda rng, pool: Request("GET", "/v1/operator/causes", [("state", "pending"), ("limit", "5")]),
+    "GET /v1/operator/conflicts": lambda rng, pool: Request(
+        "GET", "/v1/operator/conflicts", [("group", rng.choice(GROUPS)), ("by", "producer"), ("limit", "5")]
+    ),
+    "GET /v1/operator/groups/{group}": lambda rng, pool: Request(
+        "GET", f"/v1/operator/groups/{quote(rng.choice(GROUPS), safe='')}"
+    ),
+    "GET /v1/operator/dead-letters": lambda rng, pool: Request("GET", "/v1/operator/dead-letters"),
+    "GET /v1/operator/dead-letters/{group}": lambda rng, pool: Request(
+        "GET", f"/v1/operator/dead-letters/{quote(rng.choice(GROUPS), safe='')}", [("max", "3")]
+    ),
+    "POST /v1/operator/dead-letters/{group}/replay": lambda rng, pool: Request(
+        "POST",
+        f"/v1/operator/dead-letters/{quote(rng.choice(GROUPS), safe='')}/replay",
+        content={**_letters(rng, pool), "reason": "fuzz", "dry_run": rng.random() < 0.5},
+    ),
+    "GET /v1/operator/settings": lambda rng, pool: Request("GET", "/v1/operator/settings"),
     "GET /v1/status": lambda rng, pool: Request("GET", "/v1/status"),
     "GET /": lambda rng, pool: Request("GET", "/"),
     "GET /console/session": lambda rng, pool: Request("GET", "/console/session", headers=[(b"cookie", rng.choice(COOKIES))]),
@@ -250,7 +273,47 @@ ROUTES: dict[str, Callable[[random.Random, Pool], Request]] = {
     "GET /metrics": lambda rng, pool: Request("GET", "/metrics", headers=[(b"accept", rng.choice(ACCEPTS))]),
 }
 #: Most of what is sent goes where something can go wrong.
-WEIGHTS = [8, 4, 8, 4, 4, 6, 4, 4, 3, 3, 3, 1, 6, 2, 6, 1, 1, 1, 0.5, 1, 1, 0.2, 1, 1, 0.5, 0.5, 1, 1, 0.2, 1]
+WEIGHTS = [
+    8,
+    4,
+    8,
+    4,
+    4,
+    6,
+    4,
+    4,
+    3,
+    3,
+    3,
+    1,
+    6,
+    2,
+    6,
+    1,
+    1,
+    1,
+    0.5,
+    1,
+    1,
+    2,
+    1,
+    1,
+    1,
+    1,
+    1,
+    2,
+    0.5,
+    1,
+    0.2,
+    1,
+    1,
+    0.5,
+    0.5,
+    1,
+    1,
+    0.2,
+    1,
+]
 
 # --- spoiling content -----------------------------------------------------------------------------------------------------------
 HOSTILE: tuple[Any, ...] = (

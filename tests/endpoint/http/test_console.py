@@ -27,6 +27,16 @@ OPERATIONS = {
     "GET /v1/operator/topics": None,
     "POST /v1/operator/topics": {"topic": "made"},
     "POST /v1/operator/topics/remove": {"topics": ["made"], "dry_run": True},
+    "GET /v1/operator/tables/{table}": None,
+    "GET /v1/operator/transactions/{id}/body": None,
+    "GET /v1/operator/transactions/{id}/explain": None,
+    "GET /v1/operator/causes": None,
+    "GET /v1/operator/conflicts": None,
+    "GET /v1/operator/groups/{group}": None,
+    "GET /v1/operator/dead-letters": None,
+    "GET /v1/operator/dead-letters/{group}": None,
+    "POST /v1/operator/dead-letters/{group}/replay": {"reason": "r", "dry_run": True},
+    "GET /v1/operator/settings": None,
     "GET /v1/status": None,
     "DELETE /console/session": None,
 }
@@ -91,7 +101,9 @@ def test_the_list_of_operations_is_whole():
 @pytest.mark.parametrize(("role", "operation"), list(product(ROLES, OPERATIONS)))
 def test_only_operators_see_and_act(guarded, role, operation):
     _, port, tokens, id = guarded
-    (method, path), content = operation.replace("{id}", id).split(), OPERATIONS[operation]
+    names = {"{id}": id, "{group}": HALF["group"], "{table}": "transactions"}
+    method, path = re.sub(r"\{\w+\}", lambda found: names[found[0]], operation).split()
+    content = OPERATIONS[operation]
     content = content and json.loads(json.dumps(content).replace("{id}", id))
     headers = {"authorization": f"Bearer {tokens[role]}"} if tokens[role] else {}
     status, _, body = Browser(port).ask(method, path, content, **headers)

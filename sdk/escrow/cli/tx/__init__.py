@@ -7,7 +7,7 @@ from typing import Final
 
 from escrow.cli import exits, remote
 from escrow.cli.parsers import Commands
-from escrow.cli.tx import actions, audit, listing, showing
+from escrow.cli.tx import actions, audit, conflicts, listing, showing
 
 TEACHES: Final = f"""\
 Lists transactions, shows what became of one, and settles by hand what its producer does not settle.
@@ -38,6 +38,8 @@ def add_parser(subparsers: Commands) -> None:
     listing.add_list(tools)
     showing.add_show(tools)
     showing.add_history(tools)
+    conflicts.add_causes(tools)
+    conflicts.add_conflicts(tools)
     actions.add_actions(tools)
     audit.add_audit(tools)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Final
+from typing import Any, Final
 
 from escrow.api import Api
-from escrow.cli import exits, remote
+from escrow.cli import exits, remote, times
 from escrow.cli.parsers import Commands
-from escrow.cli.progress import Progress
-from escrow.cli.render import table
+from escrow.cli.progress import Progress, duration
+from escrow.cli.render import cell, table
 from escrow.cli.tx.filters import add_filters, filter_of, pages
 from escrow.cli.tx.outcome import Outcome
 from escrow.cli.tx.rows import HEADS, listed
@@ -126,12 +126,29 @@ def _act_on_filter(args: argparse.Namespace, api: Api, filter: dict[str, object]
     matched = int(dry["matched"])
     outcome = Outcome(args)
     if args.dry_run or not matched:
+        if not args.json:
+            _preview(args, dry, filter)
         outcome.add(dry)
         return outcome.tell(dry=True)
     if not args.yes:
+        _preview(args, dry, filter)
         _confirm(args, api, filter, matched)  # 2
     outcome.add(api.act(args.action, args.reason, filter=filter, expect=matched))  # 3
     return outcome.tell()
+
+
+def _preview(args: argparse.Namespace, dry: dict[str, Any], filter: dict[str, object]) -> None:
+    """Whom it is about: the filter, the groups, the ages."""
+    print(f"{args.action} by {' '.join(f'{name}={cell(value)}' for name, value in filter.items())}: {int(dry['matched']):,} match")
+    preview, now_ms = dry.get("preview"), times.now_ms()
+    if preview is None or not dry["matched"]:
+        return
+    oldest, newest = (duration((now_ms - preview[name]) / 1000) for name in ("oldest_ms", "newest_ms"))
+    print(f"  stored between {oldest} and {newest} ago")
+    rows = [(each["group"], each["count"], each["online"] or "nobody") for each in preview["groups"]]
+    print(table(("GROUP", "COUNT", "ONLINE"), rows))
+    if preview["groups_more"]:
+        print(f"… and {preview['groups_more']:,} more groups")
 
 
 def _confirm(args: argparse.Namespace, api: Api, filter: dict[str, object], matched: int) -> None:

@@ -28,15 +28,19 @@ def add_filters(parser: CommandParser, *, states: Sequence[str] = STATES, otherw
     add("--attempts-max", metavar="N", type=int, help="checked at most this often")
     add("--since", dest="since_ms", metavar="WHEN", type=times.instant_ms, help=f"stored then or later: {times.HELP}")
     add("--until", dest="until_ms", metavar="WHEN", type=times.instant_ms, help="stored then or before")
+    add("--cause", metavar="CAUSE", help="in doubt for this reason: unasked, unanswered, 'unknown:…' as escrow tx causes tells it")
+    add("--online", choices=("yes", "no"), help="of groups with a live member, or without one")
 
 
 _FILTERS: Final = (
     "state", "group", "topic", "key", "q", "age_min_s", "age_max_s", "attempts_min", "attempts_max", "since_ms", "until_ms",
+    "cause", "online",
 )  # fmt: skip
 
 
 def filter_of(args: argparse.Namespace) -> dict[str, object]:
     given = {name: getattr(args, name) for name in _FILTERS}
+    given["online"] = {"yes": True, "no": False}.get(given["online"])
     return {name: value for name, value in given.items() if value is not None}
 
 

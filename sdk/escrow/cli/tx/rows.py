@@ -7,7 +7,7 @@ from typing import Any, Final
 from escrow.cli.progress import duration
 from escrow.cli.render import cell
 
-HEADS: Final = ("ID", "STATE", "GROUP", "TOPIC", "KEY", "AGE", "ASKED")
+HEADS: Final = ("ID", "STATE", "GROUP", "TOPIC", "KEY", "AGE", "ATTEMPTS")
 
 
 def listed(found: dict[str, Any]) -> tuple[object, ...]:

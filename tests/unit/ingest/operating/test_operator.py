@@ -212,9 +212,12 @@ def test_an_operator_ends_a_pending_half_and_stands_in_its_history(play, action,
         assert await w.act(action, id) == ["already"]
         assert await w.act("rollback" if action == "commit" else "commit", id) == ["conflict"]
         assert w.row(0)[0] == state
-        (event,) = (await w.edge.transaction(id)).history[1:]
+        event, conflict = (await w.edge.transaction(id)).history[1:]
         assert (event.event, event.by, event.actor, event.remark) == (state.name.lower(), "operator", "ada", "a test")
-        assert (await w.edge.status())["answers"] == {"accepted": 1, "already": 1, "conflict": 1, "refused": 0}
+        assert (conflict.event, conflict.by, conflict.actor) == ("conflict", "operator", "ada")
+        status = await w.edge.status()
+        assert status["operator_answers"] == {"accepted": 1, "already": 1, "conflict": 1}
+        assert status["answers"] == {"refused": 0}, "the producers said nothing"
 
     play(story)
 
@@ -249,7 +252,7 @@ def test_ids_that_are_not_ours_are_refused_one_by_one(play):
         id = await w.half()
         done = await w.edge.act(Action("commit", "ada", "r", ids=["junk", id, id]))
         assert [(each.id, each.result) for each in done.results] == [("junk", "refused"), (id, "accepted")]
-        assert (done.matched, done.counts) == (2, {"accepted": 1, "already": 0, "conflict": 0, "refused": 1})
+        assert (done.matched, done.counts) == (2, {"accepted": 1, "queued": 0, "already": 0, "conflict": 0, "refused": 1})
 
     play(story)
 
@@ -261,8 +264,10 @@ def test_a_dry_run_changes_nothing_and_foresees(play):
         op_end = w.edge.store.op_end
         for action, foreseen in {"commit": "already", "rollback": "conflict", "resume": "conflict", "check": "refused"}.items():
             done = await w.edge.act(Action(action, "ada", "r", ids=list(ids.values()), dry_run=True))
-            assert [each.result for each in done.results] == [foreseen, "accepted"]
+            assert [each.result for each in done.results] == [foreseen, "queued" if action == "check" else "accepted"]
             assert done.audit_no is None
+            assert done.preview is not None
+            assert [(each.group, each.count, each.online) for each in done.preview.groups] == [("g", 2, 0)]
         assert w.edge.store.op_end == op_end
         assert await w.edge.operations.audited(10) == ([], None)
 
@@ -310,7 +315,7 @@ def test_check_now_asks_at_once_and_counts_one_attempt(play):
     async def story(w):
         id = await w.half(immunity_s=3600)
         w.settle()
-        assert await w.act("check", id) == ["accepted"]
+        assert await w.act("check", id) == ["queued"]
         assert await w.act("check", id) == ["already"]
         assert await w.poll() == [id]
         await w.until(lambda: w.ops() == [(OpKind.ASKED, 0)])
@@ -387,7 +392,7 @@ def test_requests_of_operators_have_a_bound(play):
     async def story(w):
         ids = await sent(w, "g", "t", "a", "b", "c")
         w.settle()
-        assert await w.act("check", *ids.values()) == ["accepted", "accepted", "refused"]
+        assert await w.act("check", *ids.values()) == ["queued", "queued", "refused"]
 
     play(story, "outstandingPerGroupMax=2")
 
@@ -469,7 +474,7 @@ def test_overview_groups_and_topics(play):
         found = await w.edge.operations.overview.answer()
         assert (found["pending"], found["oldest_pending_age_s"], found["discarded"]) == (1, 5, 0)
         assert (found["totals"]["halves"], found["totals"]["commits"]) == (2, 1)
-        assert {each["part"]: each["healthy"] for each in found["parts"]} == {
+        assert {each.part: each.healthy for each in found["parts"]} == {
             "edge": True, "job": False, "checks": True, "disk": True, "clock": True,
         }  # fmt: skip
         assert (found["series"]["commits"][-1], found["series"]["pending"][-1]) == (1, 1)
@@ -479,7 +484,7 @@ def test_overview_groups_and_topics(play):
         (message,) = await w.pull(wait_s=30)
         (topic,) = w.edge.operations.overview.topics()
         assert (topic["topic"], topic["messages"]) == ("t", 1)
-        assert topic["consumers"] == [{"group": "c", "lag": 1, "in_hand": 1, "dead_letters": 0}]
+        assert topic["consumers"] == [{"group": "c", "lag": 1, "in_hand": 1, "deleted_unread": 0, "dead_letters": 0}]
         await w.ack(message)
         assert w.edge.operations.overview.topics()[0]["consumers"][0]["lag"] == 0
 
