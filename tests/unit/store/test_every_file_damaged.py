@@ -117,8 +117,6 @@ DAMAGES: dict[str, Damage] = {
 OF_MANY = ("middle", "all")
 #: The small store has none of these files: nothing was proposed or quarantined, and the clock was right.
 ABSENT = {"transaction/generation-NNNNNN/proposal/", "transaction/generation-NNNNNN/quarantine/", "clock.alert"}
-#: After a kill nothing tells yet what the bytes of these were.
-UNTOLD_AFTER_A_KILL = {"ends/0/"}
 
 
 @pytest.fixture(scope="module", params=["closed", "killed"])
@@ -172,7 +170,7 @@ def looked(copy: Path, facts: Facts) -> tuple[Opened, StoreError | None]:
 @pytest.mark.parametrize("kind", DAMAGES)
 @pytest.mark.parametrize("name", sorted(FILES.keys() - ABSENT))
 def test_damage_is_made_good_or_named(made, name, kind):
-    data, facts, how = made
+    data, facts, _ = made
     with fast_directory() as place:
         copy = damaged(data, name, kind, place)
         if copy is None:
@@ -181,7 +179,7 @@ def test_damage_is_made_good_or_named(made, name, kind):
         if refusal is not None:
             assert is_named(refusal, name), refusal
             return
-        if not found.lost or found.said or (how == "killed" and name in UNTOLD_AFTER_A_KILL):
+        if not found.lost or found.said:
             return
         assert damaged(data, name, kind, place) is not None
         assert verify_says(copy), f"lost and not named: {found.lost[:3]}"
