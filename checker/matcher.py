@@ -7,6 +7,9 @@ no half, a half that is not there is UNKNOWN_HALF, and an op that states another
 The ops of one half must be taken one after another, those of different halves need not. So ops are handled in waves,
 the first op of every half, then the second, each wave as one array operation; few halves have many ops in one batch,
 and what is left after `WAVES_MAX` is handled singly, so that one half with a flood of ops does not stop the rest.
+
+Ops that end halves jointly have their effect on all of them or on none, so every op about one of these halves is handled singly,
+too. An op about a member follows the op about its head, which stands before it in the same frame: it is decided last.
 """
 
 from __future__ import annotations
@@ -31,8 +34,10 @@ from store.records import (
     OpKind,
     State,
     check_count_of,
+    follows_of,
+    state_of,
 )
-from store.transitions import EFFECTS, Effect
+from store.transitions import EFFECTS, Effect, Together
 
 #: Waves taken as array operations before the rest is handled op by op.
 WAVES_MAX = 32
@@ -59,7 +64,7 @@ class Matched:
 
 def mentioned_halves(ops: Array) -> Ints:
     """Sorted distinct half offsets that these ops are about: the rows to read before `match`."""
-    halves: Ints = np.sort(ops["half_offset"][~_decided_alone(ops)[0]])
+    halves: Ints = np.sort(ops["half_offset"][~_decided_alone(ops)[0] | _is_lost_together(ops)])
     first = np.ones(len(halves), np.bool_)
     np.not_equal(halves[1:], halves[:-1], out=first[1:])  # np.unique hashes since numpy 2.3: several times slower
     return halves[first]
@@ -74,8 +79,15 @@ def match(ops: Array, half_offsets: Ints, words: Array, groups: Array, round_no:
     alone, effect = _decided_alone(ops)
     slot = _slots(ops["half_offset"], half_offsets)
     effect[~alone & (slot < 0)] = Effect.UNKNOWN_HALF
-    about = np.flatnonzero(~alone & (slot >= 0))
+    own, jointly = ~alone & (slot >= 0), np.empty(0, np.int64)
     new_words = np.array(words, np.uint32)
+    if (members := ops["follows"] != 0).any():
+        own &= ~members
+    if (together := ops["together"] != 0).any():
+        touched = np.isin(slot, slot[together & (slot >= 0)])
+        jointly = np.flatnonzero((together & ~members) | (own & touched))
+        own &= ~touched
+    about = np.flatnonzero(own)
     waves, rest = _waves(slot[about])
     for wave in waves:
         index = about[wave]
@@ -83,7 +95,12 @@ def match(ops: Array, half_offsets: Ints, words: Array, groups: Array, round_no:
         done = _effects(new_words[at], ops["kind"][index], groups[at], ops["group_no"][index])
         new_words[at] = _next_words(new_words[at], done, round_no)
         effect[index] = done
-    _one_by_one(about[rest], ops, slot, groups, round_no=round_no, words=new_words, effect=effect)
+    singly = _OneByOne(ops, slot, groups, round_no=round_no, words=new_words, effect=effect)
+    singly.take(about[rest])
+    if len(jointly):
+        singly.take_jointly(jointly)
+    if members.any():
+        _follow(ops, slot, new_words, effect)
     stored_at_s = np.full(len(half_offsets), -1, np.int64)
     reset = np.flatnonzero((effect == int(Effect.RESUME)) | (effect == int(Effect.RECOUNT)))
     stored_at_s[slot[reset]] = ops["stored_at_ms"][reset] // 1000  # in log order: the last of a half stays
@@ -181,23 +198,99 @@ def _next_words(words: Words, effect: npt.NDArray[np.uint8], round_no: int) -> W
     return new
 
 
-def _one_by_one(
-    indexes: Ints, ops: Array, slot: Ints, groups: Array, *, round_no: int, words: Words, effect: npt.NDArray[np.uint8]
-) -> None:
-    """The ops at `indexes`, singly and on plain ints; writes into `words` and `effect`."""
-    effect_of, keep, put = _EFFECT.tolist(), _KEEP.tolist(), _PUT.tolist()
-    put[Effect.ASKED] = (round_no & ASK_ROUND_MASK) << ASK_ROUND_SHIFT | OUTSTANDING_BIT
-    few = ops[["kind", "group_no"]][indexes].tolist()
-    for index, at, (kind, op_group) in zip(indexes.tolist(), slot[indexes].tolist(), few, strict=True):
-        word = int(words[at])
-        state, count = word & STATE_MASK, check_count_of(word)
-        done = effect_of[state * _KINDS + kind]
-        if 0 <= op_group != groups[at] and done != Effect.UNKNOWN_HALF and state != State.QUARANTINED:
-            done = Effect.WRONG_GROUP
-        word = word & keep[done] | put[done]
-        if done == Effect.ASKED and count < CHECK_COUNT_MAX:
-            word += 1 << CHECK_COUNT_SHIFT
-        if done == Effect.ANSWERED and count > 0:
-            word &= OUTSTANDING_BIT - 1
-        words[at] = word
-        effect[index] = done
+class _OneByOne:
+    """Ops taken singly and on plain ints; writes into `words` and `effect`."""
+
+    def __init__(
+        self, ops: Array, slot: Ints, groups: Array, *, round_no: int, words: Words, effect: npt.NDArray[np.uint8]
+    ) -> None:  # fmt: skip
+        self._ops, self._slot, self._groups, self._words, self._effect = ops, slot, groups, words, effect
+        self._effect_of, self._keep, self._put = _EFFECT.tolist(), _KEEP.tolist(), _PUT.tolist()
+        self._put[Effect.ASKED] = (round_no & ASK_ROUND_MASK) << ASK_ROUND_SHIFT | OUTSTANDING_BIT
+
+    def take(self, indexes: Ints) -> None:
+        """Each for itself."""
+        few = self._ops[["kind", "group_no"]][indexes].tolist()
+        for index, at, (kind, op_group) in zip(indexes.tolist(), self._slot[indexes].tolist(), few, strict=True):
+            self._apply(index, at, self._judge(at, kind, op_group))
+
+    def take_jointly(self, indexes: Ints) -> None:
+        """In log order; those that belong together as one."""
+        few = self._ops[["kind", "group_no", "together", "corrupt"]][indexes].tolist()
+        frame: list[tuple[int, int, int, int]] = []
+        for number, (index, (kind, op_group, together, corrupt)) in enumerate(zip(indexes.tolist(), few, strict=True)):
+            at = int(self._slot[index])
+            if not together:
+                self._apply(index, at, self._judge(at, kind, op_group))
+                continue
+            frame.append((index, at, kind, op_group))
+            if number + 1 == len(few) or few[number + 1][2] != Together.OTHER:
+                (self._take_lost if corrupt else self._take_frame)(frame)
+                frame = []
+
+    def _take_frame(self, frame: list[tuple[int, int, int, int]]) -> None:
+        """Heads that end jointly. A quarantined one cannot end, and is in nobody's way."""
+        done = [self._judge(at, kind, op_group) if at >= 0 else Effect.UNKNOWN_HALF for _, at, kind, op_group in frame]
+        wanted = _JOINTLY.get(frame[0][2], ())
+        for number, (index, at, _, _) in enumerate(frame):
+            if all(effect in wanted for effect in done):
+                self._apply(index, at, done[number])
+            else:
+                self._effect[index] = Effect.VOID if number else Effect.CONFLICT
+
+    def _take_lost(self, frame: list[tuple[int, int, int, int]]) -> None:
+        """A corrupt frame that spoke of several halves. Were more than one of them a head, nobody may end one of these without
+        the others any more. A head with its members is asked about again."""
+        states = [int(self._words[at]) & STATE_MASK if at >= 0 else int(State.NONE) for _, at, _, _ in frame]
+        heads = sum(state not in (State.NONE, State.MEMBER) for state in states)
+        for number, (index, at, _, _) in enumerate(frame):
+            self._effect[index] = Effect.VOID if number else Effect.CORRUPT
+            if heads > 1 and states[number] == State.PREPARED:
+                self._words[at] = int(self._words[at]) & ~(STATE_MASK | OUTSTANDING_BIT) | State.QUARANTINED
+                self._effect[index] = Effect.SET_ASIDE
+
+    def _judge(self, at: int, kind: int, op_group: int) -> int:
+        state = int(self._words[at]) & STATE_MASK
+        done: int = self._effect_of[state * _KINDS + kind]
+        if 0 <= op_group != self._groups[at] and done != Effect.UNKNOWN_HALF and state != State.QUARANTINED:
+            return Effect.WRONG_GROUP
+        return done
+
+    def _apply(self, index: int, at: int, done: int) -> None:
+        if done != Effect.UNKNOWN_HALF:
+            word = int(self._words[at])
+            count = check_count_of(word)
+            word = word & self._keep[done] | self._put[done]
+            if done == Effect.ASKED and count < CHECK_COUNT_MAX:
+                word += 1 << CHECK_COUNT_SHIFT
+            if done == Effect.ANSWERED and count > 0:
+                word &= OUTSTANDING_BIT - 1
+            self._words[at] = word
+        self._effect[index] = done
+
+
+#: What each head of a joint end must come to.
+_JOINTLY: Final = {
+    int(OpKind.COMMIT): (Effect.RELEASE, Effect.HOLE),
+    int(OpKind.ROLLBACK): (Effect.ROLLBACK, Effect.LATE),
+}
+
+
+def _is_lost_together(ops: Array) -> npt.NDArray[np.bool_]:
+    """Ops of corrupt frames of which is known of which halves they spoke."""
+    return np.asarray((ops["corrupt"] != 0) & (ops["together"] != 0) & (ops["half_offset"] >= 0))
+
+
+def _follow(ops: Array, slot: Ints, words: Words, effect: npt.NDArray[np.uint8]) -> None:
+    """Effects on members, by those on their heads."""
+    last_own = np.maximum.accumulate(np.where(ops["follows"] == 0, np.arange(len(ops)), 0))
+    index = np.flatnonzero((ops["follows"] != 0) & (ops["corrupt"] == 0))
+    head = effect[last_own[index]]
+    word = words[np.maximum(slot[index], 0)]
+    states = np.where(slot[index] >= 0, state_of(word), int(State.NONE))
+    leads_there = (states == int(State.MEMBER)) & (follows_of(word) == ops["follows"][index])
+    spoilt = (states == int(State.QUARANTINED)) | (leads_there & (head == int(Effect.HOLE)))
+    done = np.full(len(index), int(Effect.VOID), np.uint8)
+    done[leads_there & (head == int(Effect.RELEASE))] = Effect.FOLLOWED
+    done[spoilt & np.isin(head, (int(Effect.RELEASE), int(Effect.HOLE)))] = Effect.HOLE
+    effect[index] = done

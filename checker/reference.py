@@ -14,7 +14,7 @@ from typing import NamedTuple
 from checker.decisions import Decision, Tick
 from checker.policy import Policy, effective_immunity_s
 from store.records import STATE_OF_OP, OpKind, State, ask_round_of, check_count_of, immunity_of, pack_word, state_of
-from store.transitions import Effect
+from store.transitions import Effect, Together
 
 TERMINAL = {OpKind.COMMIT, OpKind.ROLLBACK, OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED}
 DISCARDS = {OpKind.DISCARD_MAX, OpKind.DISCARD_EXPIRED}
@@ -110,17 +110,76 @@ class Op:
     group_no: int = -1
     stored_at_ms: int = 0
     corrupt: int = 0
+    follows: int = 0
+    together: int = 0
 
 
 def match_ops(ops: Iterable[Op], rows: Mapping[int, HalfRow], round_no: int) -> tuple[dict[int, HalfRow], list[Effect]]:
     """Take ops in log order; rows by half offset. Returns the rows afterwards and the effect of each op."""
-    after, effects = dict(rows), []
-    for op in ops:
-        effect = _effect_one(op, after.get(op.half_offset))
-        if effect <= Effect.ANSWERED:
-            after[op.half_offset] = _changed(after[op.half_offset], op, effect, round_no)
-        effects.append(effect)
+    after: dict[int, HalfRow] = dict(rows)
+    effects: list[Effect] = []
+    for frame in _frames(ops):
+        said = _effects_of_frame(frame, after)
+        for op, effect in zip(frame, said, strict=True):
+            if effect <= Effect.ANSWERED:
+                after[op.half_offset] = _changed(after[op.half_offset], op, effect, round_no)
+            if effect is Effect.SET_ASIDE:
+                after[op.half_offset] = _set_aside(after[op.half_offset])
+        effects += said
     return after, effects
+
+
+def _frames(ops: Iterable[Op]) -> list[list[Op]]:
+    """Ops that are one decision, or one head and its members, together."""
+    found: list[list[Op]] = []
+    for op in ops:
+        if op.together == Together.OTHER or (op.follows and not op.corrupt):
+            found[-1].append(op)
+        else:
+            found.append([op])
+    return found
+
+
+def _effects_of_frame(frame: list[Op], rows: Mapping[int, HalfRow]) -> list[Effect]:
+    first = frame[0]
+    if first.corrupt and first.together:
+        return _effects_of_lost(frame, rows)
+    heads = {at: _effect_one(op, rows.get(op.half_offset)) for at, op in enumerate(frame) if not op.follows}
+    # Jointly: all of them, or none. A quarantined head can neither be released nor hold up the others.
+    fine = {OpKind.COMMIT: {Effect.RELEASE, Effect.HOLE}, OpKind.ROLLBACK: {Effect.ROLLBACK, Effect.LATE}}
+    if first.together and not set(heads.values()) <= fine.get(OpKind(first.kind), set()):
+        return [Effect.CONFLICT, *[Effect.VOID] * (len(frame) - 1)]
+    said: list[Effect] = []
+    head = Effect.VOID
+    for at, op in enumerate(frame):
+        if at in heads:
+            head = heads[at]
+        said.append(heads[at] if at in heads else _effect_on_member(op, rows.get(op.half_offset), head))
+    return said
+
+
+def _effect_on_member(op: Op, row: HalfRow | None, head: Effect) -> Effect:
+    """It goes where its head goes. A place that was given to what cannot be read stays empty."""
+    if row is None or head not in (Effect.RELEASE, Effect.HOLE):
+        return Effect.VOID
+    if state_of(row.word) == State.QUARANTINED:
+        return Effect.HOLE
+    if state_of(row.word) != State.MEMBER or row.word >> 3 != op.follows:
+        return Effect.VOID
+    return Effect.FOLLOWED if head is Effect.RELEASE else Effect.HOLE
+
+
+def _effects_of_lost(frame: list[Op], rows: Mapping[int, HalfRow]) -> list[Effect]:
+    """What it said is lost, not of which halves it spoke. Several heads may not be ended one by one."""
+    states = [state_of(rows[op.half_offset].word) if op.half_offset in rows else State.NONE for op in frame]
+    several = sum(state not in (State.NONE, State.MEMBER) for state in states) > 1
+    said = [Effect.CORRUPT, *[Effect.VOID] * (len(frame) - 1)]
+    return [Effect.SET_ASIDE if several and state == State.PREPARED else effect for effect, state in zip(said, states, strict=True)]
+
+
+def _set_aside(row: HalfRow) -> HalfRow:
+    word = pack_word(State.QUARANTINED, check_count_of(row.word), immunity_of(row.word), ask_round_of(row.word))
+    return HalfRow(word, row.group_no, row.stored_at_s)
 
 
 def _effect_one(op: Op, row: HalfRow | None) -> Effect:

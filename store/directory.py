@@ -6,7 +6,7 @@
     edge.checkpoint  job.checkpoint  see edge/checkpoint.py, job/checkpoint.py
     dictionary  consumers  audit journals
     incarnations                 see incarnations.py; only in a restored store
-    presence  checks.cursor  dedup/
+    presence  checks.cursor  dedup/  names/
     commitlog/                   see commit_log.py
     half/0/  op/0/               queues over it
     ends/0/                      see ends.py
@@ -40,8 +40,10 @@ from store.records import ENTRY, ROW
 FORMAT_VERSION: Final = 2
 #: Removed topics, and numbers that other names got: the dictionary has REMOVED records and editions, `consumers` has editions.
 TOPIC_REMOVAL: Final = "topic-removal"
+#: Transactions of many messages, joint ends and named transactions: flags of halves, items of ops, MEMBER rows, `names/`.
+TRANSACTIONS: Final = "transactions"
 #: What this release knows of what a format 2 store may need.
-FEATURES: Final = frozenset({TOPIC_REMOVAL})
+FEATURES: Final = frozenset({TOPIC_REMOVAL, TRANSACTIONS})
 FORMAT_FILE: Final = "format.json"
 EDGE_CHECKPOINT: Final = "edge.checkpoint"
 JOB_CHECKPOINT: Final = "job.checkpoint"

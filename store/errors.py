@@ -20,6 +20,12 @@ StoreError
     ├── IllegalName      topic or group: empty, too long, illegal characters, reserved
     ├── IllegalProperty
     ├── DuplicateKey     the dedup key was used for another body
+    ├── NotAdded         a member that its transaction does not take
+    │   ├── NoTransaction        there is none of that id for this group
+    │   ├── TransactionEnded
+    │   ├── OrdinalTaken         by another message
+    │   └── TransactionTooLarge  transactionMessagesMax, transactionBytesMax
+    ├── JobTooOld        the settling job that runs does not know what the record needs
     └── DelayedHalf      a half may not carry a delay
 """
 
@@ -112,6 +118,30 @@ class IllegalProperty(InvalidRecord):
 
 class DuplicateKey(InvalidRecord):
     """A dedup key that was used for another body within the window."""
+
+
+class NotAdded(InvalidRecord):
+    """A message that cannot become a member of the transaction that it names."""
+
+
+class NoTransaction(NotAdded):
+    """The transaction is not there, is of another group, or is itself a member of one."""
+
+
+class TransactionEnded(NotAdded):
+    """Nothing can be added to a transaction that has ended."""
+
+
+class OrdinalTaken(NotAdded):
+    """The transaction has another message with this ordinal."""
+
+
+class TransactionTooLarge(NotAdded):
+    """The transaction would hold more messages, or more bytes, than are allowed."""
+
+
+class JobTooOld(InvalidRecord):
+    """The settling job that runs is of a release that does not know what this record needs."""
 
 
 class DelayedHalf(InvalidRecord):

@@ -12,6 +12,14 @@ NO_HOST: Final = bytes(16)
 NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
+class Membership(NamedTuple):
+    """Of a half that belongs to another one's transaction. `head` is the half_offset of that one; -n says that it is the
+    message n places before this one in the same batch. `ordinal` is 1 for the first member, and so on."""
+
+    head: int
+    ordinal: int
+
+
 class Message(NamedTuple):
     """What a producer hands in: a half, or an ordinary message."""
 
@@ -28,6 +36,9 @@ class Message(NamedTuple):
     dedup_key: str = ""
     #: Properties that Escrow sets itself and that no producer may give: of dead letters and their replay.
     own: Mapping[str, str] = NO_PROPERTIES
+    #: Of a half: the transaction that it belongs to, if that is another's; and the name of its own.
+    member: Membership | None = None
+    name: str = ""
 
 
 #: From this many messages, or ends, of a batch on, it pays to look whether they are alike.
@@ -60,11 +71,11 @@ class AlikeMessages(Sequence[Message]):
         """The same messages; None where they are not alike."""
         if type(messages) is AlikeMessages:
             return messages
-        groups, topics, bodies, properties, queue_ids, born, hosts, ports, immunities, flags, keys, own = zip(
-            *messages, strict=True
-        )
+        groups, topics, bodies, properties, queue_ids, born, hosts, *special = zip(*messages, strict=True)
+        ports, immunities, flags, keys, own, members, names = special
         same = all(are_same(values) for values in (groups, topics, queue_ids, hosts))
-        if not same or queue_ids[0] is not None or any(map(any, (properties, ports, immunities, flags, own))):
+        plain = not any(map(any, (properties, ports, immunities, flags, own, members, names)))
+        if not same or not plain or queue_ids[0] is not None:
             return None
         return AlikeMessages(groups[0], topics[0], bodies, keys, born, born_host=hosts[0])
 

@@ -22,6 +22,8 @@ KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
 CHECK_IMMUNITY_TIME_IN_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 DEDUP_KEY: Final = "__DEDUP_KEY__"
+#: The name of a transaction: within its group at most one of that name is committed.
+TX_NAME: Final = "__TX_NAME__"
 #: A replayed dead letter: only this consumer group gets it, the others skip it.
 FOR_GROUP: Final = "__FOR_GROUP__"
 #: A dead letter: where the message came from, who sent it, and how often it was handed out.
@@ -43,6 +45,7 @@ OWN_PROPERTIES: Final = frozenset(
         REAL_TOPIC,
         REAL_QID,
         DEDUP_KEY,
+        TX_NAME,
         "__transactionId__",
         "TRANSACTION_CHECK_TIMES",
         "TRAN_PREPARED_QUEUE_OFFSET",

@@ -9,6 +9,7 @@ state word, 32 bits (last field of a row; bit 0 is the least significant)
     bits 11-28  immunity_s       CHECK_IMMUNITY_TIME_IN_SECONDS as parsed, 0 = not given
     bits 29-30  ask_round        round (mod 4) in which a request or proposal was last emitted or handed over
     bit  31     outstanding      a request or proposal is under way since ask_round
+  of a MEMBER: bits 3-31 hold how far before it its head lies (half_offset less the head's), nothing else
 
 topic position, 63 bits: where a released message lies
     bits  0-41  queue_offset     entry number in the topic's queue
@@ -27,8 +28,9 @@ import numpy.typing as npt
 
 
 class State(IntEnum):
-    """What a row holds. Exits: NONE → PREPARED or QUARANTINED · PREPARED → COMMITTED, ROLLED_BACK, DISCARDED_* ·
-    DISCARDED_* → PREPARED (resume) · COMMITTED, ROLLED_BACK and QUARANTINED have none."""
+    """What a row holds. Exits: NONE → PREPARED, MEMBER or QUARANTINED · PREPARED → COMMITTED, ROLLED_BACK, DISCARDED_*,
+    QUARANTINED (the op that ended it together with others is corrupt) · DISCARDED_* → PREPARED (resume) · COMMITTED,
+    ROLLED_BACK, QUARANTINED and MEMBER have none: a member follows its head."""
 
     NONE = 0
     PREPARED = 1
@@ -37,6 +39,7 @@ class State(IntEnum):
     DISCARDED_MAX = 4
     DISCARDED_EXPIRED = 5
     QUARANTINED = 6
+    MEMBER = 7
 
 
 class OpKind(IntEnum):
@@ -87,6 +90,7 @@ assert ENTRY.itemsize == 20
 
 # --- records as they travel from the logs to the settlement ---------------------------------------------------------
 #: One half. `corrupt` is 1 when its frame failed its CRC: then only half_offset, commit_log_offset and size are true.
+#: `follows` is 0, or of a member how far before it its head lies.
 HALF: Final = np.dtype(
     [
         ("half_offset", "<i8"),
@@ -96,12 +100,16 @@ HALF: Final = np.dtype(
         ("group_no", "<i4"),
         ("immunity_s", "<u4"),
         ("corrupt", "<u4"),
+        ("follows", "<u4"),
     ]
 )
-assert HALF.itemsize == 36
+assert HALF.itemsize == 40
 
-#: One op. An ASKED frame of n halves becomes n of these. `group_no` is -1 where the op does not state one.
-#: `position` is a packed topic position for COMMIT and MESSAGE, otherwise -1. `corrupt` as above: only op_offset is true.
+#: One op. An ASKED frame of n halves becomes n of these, and a frame with items one for each item. `group_no` is -1 where
+#: the op does not state one. `position` is a packed topic position for COMMIT and MESSAGE, otherwise -1. `follows` as of a
+#: half: not 0 says that the op ends this member with its head. `together` (`store.transitions.Together`) says which ops are
+#: one decision.
+#: `corrupt` as above: only op_offset is true, and where the frame has several entries half_offset and `together`.
 OP: Final = np.dtype(
     [
         ("op_offset", "<i8"),
@@ -112,10 +120,12 @@ OP: Final = np.dtype(
         ("size_bytes", "<i4"),
         ("kind", "u1"),
         ("via", "u1"),
-        ("corrupt", "<u2"),
+        ("corrupt", "u1"),
+        ("together", "u1"),
+        ("follows", "<u4"),
     ]
 )
-assert OP.itemsize == 44
+assert OP.itemsize == 48
 
 # --- state word ------------------------------------------------------------------------------------------------------
 STATE_MASK: Final = 0b111
@@ -154,9 +164,24 @@ def pack_words(state: Any, check_count: Any, immunity_s: Any, ask_round: Any, ou
     return np.asarray(word, np.uint32)
 
 
+MEMBER_SHIFT: Final = 3
+#: A member lies at most so far behind its head.
+FOLLOWS_MAX: Final = (1 << 29) - 1
+
+
+def member_words(follows: Any) -> npt.NDArray[np.uint32]:
+    """Words of members whose heads lie so far before them."""
+    return (np.asarray(follows, np.uint32) << np.uint32(MEMBER_SHIFT)) | np.uint32(State.MEMBER)
+
+
 # Each reads one field out of a word or out of an array of words.
 def state_of(word: Any) -> Any:
     return word & STATE_MASK
+
+
+def follows_of(word: Any) -> Any:
+    """Of the word of a MEMBER: how far before it its head lies."""
+    return word >> MEMBER_SHIFT
 
 
 def check_count_of(word: Any) -> Any:

@@ -16,7 +16,8 @@ from store.records import STATE_OF_OP, OpKind, State
 
 
 class Effect(IntEnum):
-    """What an op did. The first nine change a row or leave an entry, the others change nothing and are counted."""
+    """What an op did. Up to HOLE, FOLLOWED and SET_ASIDE they change a row or leave an entry, the others change nothing
+    and are counted."""
 
     RELEASE = 0  # PREPARED → COMMITTED; the message takes its place `position`
     ROLLBACK = 1  # PREPARED → ROLLED_BACK
@@ -26,7 +27,7 @@ class Effect(IntEnum):
     RECOUNT = 5  # resume of a PREPARED row: the same new life, but pending stays what it was
     ASKED = 6  # one more hand-over counted
     ANSWERED = 7  # UNKNOWN: the request is no longer outstanding
-    HOLE = 8  # commit of a QUARANTINED half: an empty entry keeps its `position`
+    HOLE = 8  # commit of a QUARANTINED half, or of a member of one: an empty entry keeps its `position`
     ALREADY = 9  # the same end again
     CONFLICT = 10  # another end, or a resume, after an end
     LATE = 11  # ASKED or UNKNOWN after the end; rollback of a QUARANTINED half, which is never released anyway
@@ -36,6 +37,18 @@ class Effect(IntEnum):
     CORRUPT = 15  # the op's frame failed its CRC
     ILLEGAL = 16  # a kind this version does not know
     MESSAGE = 17  # an ordinary message: not about a half
+    FOLLOWED = 18  # a member whose head is released by the same op: it takes its place `position`
+    VOID = 19  # one of several that an op names, and the op has no effect on any
+    SET_ASIDE = 20  # PREPARED → QUARANTINED: the op that ended it together with others is corrupt
+
+
+class Together(IntEnum):
+    """Ops that end halves jointly, all or none, follow one another: a first one, then the others. So do the ops of a
+    corrupt frame that has several: what it said of each half is lost, but not of which halves it spoke."""
+
+    ALONE = 0
+    FIRST = 1
+    OTHER = 2
 
 
 _E = Effect
@@ -51,6 +64,8 @@ _ROWS: Final = {
     State.DISCARDED_MAX:     (_E.CONFLICT, _E.CONFLICT, _E.LATE_DISCARD, _E.LATE_DISCARD,    _E.RESUME,   _E.LATE,  _E.LATE),
     State.DISCARDED_EXPIRED: (_E.CONFLICT, _E.CONFLICT, _E.LATE_DISCARD, _E.LATE_DISCARD,    _E.RESUME,   _E.LATE,  _E.LATE),
     State.QUARANTINED:       (_E.HOLE,     _E.LATE,     _E.LATE_DISCARD, _E.LATE_DISCARD,    _E.CONFLICT, _E.LATE,  _E.LATE),
+    # Of an op that names it as a half of its own, which no edge writes.
+    State.MEMBER:            (_E.CONFLICT, _E.CONFLICT, _E.LATE_DISCARD, _E.LATE_DISCARD,    _E.CONFLICT, _E.LATE,  _E.LATE),
 }  # fmt: skip
 #: The effect of an op on a half in a state.
 EFFECTS: Final[dict[tuple[OpKind, State], Effect]] = {

@@ -16,7 +16,7 @@ from store.errors import Corrupt, StoreError
 from store.io.pages import EdgeSlot, JobSlot
 from store.properties import KEYS, TAGS
 from store.read.readers import LogReader, TopicReader
-from store.records import OpKind, State, Via, check_count_of, queue_key_of, queue_offset_of, topic_of_key
+from store.records import OpKind, State, Via, check_count_of, queue_key_of, queue_offset_of, state_of, topic_of_key
 from store.tables.frames import Frame
 
 _EVENT_OF: Final = {
@@ -160,7 +160,8 @@ class Histories:
 
     def _attempts(self, half_offset: int) -> int:
         topics = self._job_files()
-        return int(check_count_of(int(topics.rows(np.array([half_offset]))["word"][0]))) if topics is not None else 0
+        word = int(topics.rows(np.array([half_offset]))["word"][0]) if topics is not None else 0
+        return 0 if state_of(word) == State.MEMBER else int(check_count_of(word))
 
     def _job_files(self) -> TopicReader | None:
         try:
@@ -178,8 +179,8 @@ class Histories:
             kind, via = OpKind(frame.fields["op_kind"]), Via(frame.fields["via"])
             detail = frame.detail
             found.history.append(event_of(kind, frame.stored_at_ms, via, detail.get("actor", ""), detail.get("remark", "")))
-            found.position = frame.fields["position"] if kind == OpKind.COMMIT else found.position
-            last = frame.queue_offset
+            found.position = frame.item(found.half_offset).position if kind == OpKind.COMMIT else found.position
+            last = frame.queue_offset + frame.numbers - 1
         topics = self._topics
         found.settled = (
             topics is not None and topics.page[JobSlot.HALF_CURSOR] > found.half_offset and topics.page[JobSlot.OP_CURSOR] > last

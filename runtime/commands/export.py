@@ -210,7 +210,7 @@ def _columns(chunk: Chunk, history: History, seal: Callable[[int, int], str] | N
 
 
 #: By number of store.records.State.
-STATE_WORDS: Final = ["", "pending", "committed", "rolled_back", "discarded", "discarded", "quarantined"]
+STATE_WORDS: Final = ["", "pending", "committed", "rolled_back", "discarded", "discarded", "quarantined", "member"]
 REASON_WORDS: Final = ["", "", "", "", "check_max", "expired"]
 
 

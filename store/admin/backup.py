@@ -133,8 +133,9 @@ def restore(source: Path, path: Path, progress: Progress = no_progress) -> dict[
     lineage = Lineage.read(path, manifest.store_id).restored(path)
     # format.json makes the directory a store. It comes last, so that an interrupted restore leaves no store.
     write_format(path, lineage.store_id, manifest.geometry, needs)
-    # The edge's dedup window is not known here: keep every dedup key.
-    with EdgeStore(path, dedup_window_s=EVERY_KEY_S, progress=progress) as edge, JobStore(path, progress=progress) as job:
+    # The edge's windows are not known here: keep every dedup key, and every name.
+    store = EdgeStore(path, dedup_window_s=EVERY_KEY_S, name_window_s=EVERY_KEY_S, progress=progress)
+    with store as edge, JobStore(path, progress=progress) as job:
         # Only now: rows before it are no longer made, but messages may lie there that can still be read.
         edge.drop_halves_before(manifest.half_begin)
         _clip_consumers(path, edge.next_offset)

@@ -25,8 +25,8 @@ def rebuild(path: Path, progress: Progress = no_progress) -> dict[str, object]:
             f"{path}: the edge has never been opened here, so nothing was ever stored and there is nothing to rebuild; "
             "in a store that was copied by hand, open the edge once first: it rewrites edge.published"
         )
-    # The edge's dedup window is not known here: keep every dedup key.
-    edge = EdgeStore(path, dedup_window_s=EVERY_KEY_S, progress=progress)
+    # The edge's windows are not known here: keep every dedup key, and every name.
+    edge = EdgeStore(path, dedup_window_s=EVERY_KEY_S, name_window_s=EVERY_KEY_S, progress=progress)
     with edge, JobStore(path, rebuild=True, progress=progress) as job:
         marker = job.marker
         return {

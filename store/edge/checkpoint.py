@@ -7,6 +7,7 @@ log_begin    segments of the log before it are gone, or were to be removed next
 positions    [queue key, next queue_offset] of every topic queue that has had a commit
 clean        true when the edge closed in order: log_end is then the end of the log
 dedup        extents of the dedup tables
+names        extents of the tables of names, where there are any
 journals     see `journal_heads.py`
 ends         if clean: CRC of the ends table, see `recovery/ends.py`
 """
@@ -27,6 +28,7 @@ from store.edge.recovery.journal_heads import CHECKPOINT_KEYS
 from store.errors import Corrupt, FlushFailed, StoreUnusable
 from store.io import disk
 from store.io.pages import EdgeSlot
+from store.tables.dedup import DEDUP, NAMES
 
 
 def read_checkpoint(root: Path) -> dict[str, Any] | None:
@@ -81,7 +83,7 @@ class CheckpointWriter:
                 files.log.flush()
                 with self._append_lock:
                     self._unflushed.settle(content["log_end"])
-                for part in (files.half_queue, files.op_queue, files.ends_table.file, files.dedup):
+                for part in (files.half_queue, files.op_queue, files.ends_table.file, files.dedup, files.names):
                     part.flush()
             except FlushFailed as error:
                 # The pages may be lost while they look clean: no later checkpoint may rely on them.
@@ -104,6 +106,7 @@ class CheckpointWriter:
             "log_begin": state.log_begin,
             "positions": list(state.next_offset.items()),
             "clean": clean,
-            "dedup": files.dedup.extents(),
+            DEDUP: files.dedup.extents(),
+            **({NAMES: extents} if (extents := files.names.extents()) else {}),
             journal_heads.KEY: journal_heads.extents(files.directory.root, files.dictionary.extent, clean=clean),
         }

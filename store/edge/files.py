@@ -8,17 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from store.directory import StoreDirectory
+from store.directory import TRANSACTIONS, Lock, StoreDirectory
 from store.edge.recovery import names as names_recovery
-from store.errors import Corrupt, SegmentGone
+from store.errors import Corrupt, JobTooOld, SegmentGone, StoreLocked
 from store.io import disk
-from store.io.pages import EDGE_MAGIC, EDGE_PUBLISHED, PublishedPage
+from store.io.pages import (
+    EDGE_MAGIC,
+    EDGE_PUBLISHED,
+    FEATURE_TRANSACTIONS,
+    JOB_MAGIC,
+    JOB_PUBLISHED,
+    JobSlot,
+    PublishedPage,
+)
 from store.io.prefault import Runway
 from store.progress import Progress
 from store.records import ENTRY
 from store.tables.commit_log import CommitLog
 from store.tables.consume_queue import ConsumeQueue
-from store.tables.dedup import Dedup
+from store.tables.dedup import DEDUP, NAMES, Dedup
 from store.tables.ends import EndsTable
 from store.tables.frames import Frame, FrameKind
 from store.tables.journals import names as dictionary
@@ -43,7 +51,7 @@ class EdgeState:
 class EdgeFiles:
     """The edge's files, open for writing."""
 
-    def __init__(self, directory: StoreDirectory, *, default_queues: int, dedup_window_s: int) -> None:
+    def __init__(self, directory: StoreDirectory, *, default_queues: int, dedup_window_s: int, name_window_s: int) -> None:
         self.directory, root, shape = directory, directory.root, directory.geometry
         self.dictionary = Dictionary(root / dictionary.NAME, writable=True, default_queues=default_queues)
         self.log = CommitLog(directory.commit_log, shape.commit_log_segment_bytes, writable=True)
@@ -52,8 +60,29 @@ class EdgeFiles:
         self.half_queue = ConsumeQueue(directory.half_queue(), entries, "half", writable=True)
         self.op_queue = ConsumeQueue(directory.op_queue(), entries, "op", writable=True)
         self.ends_table = EndsTable(directory.ends(), writable=True)
-        self.dedup = Dedup(root / "dedup", dedup_window_s, writable=True)
+        self.dedup = Dedup(root / DEDUP, dedup_window_s, writable=True)
+        self.names = Dedup(root / NAMES, name_window_s, writable=True, made_late=True)
         self.page = PublishedPage(root / EDGE_PUBLISHED, EDGE_MAGIC, writable=True)
+
+    def require_transactions(self) -> None:
+        """The store needs TRANSACTIONS from now on: before the first record of it. JobTooOld while a job runs that does not
+        know them; a later start of one is refused by format.json."""
+        if TRANSACTIONS in self.directory.needs:
+            return
+        path = self.directory.root / JOB_PUBLISHED
+        if path.exists() and not PublishedPage(path, JOB_MAGIC)[JobSlot.FEATURES] & FEATURE_TRANSACTIONS and self._job_runs():
+            raise JobTooOld(
+                "transaction: the settling job is of a release that knows no transactions of many messages, names and joint "
+                "ends; start the job of this release first"
+            )
+        self.directory.require(TRANSACTIONS)
+
+    def _job_runs(self) -> bool:
+        try:
+            Lock(self.directory.root / "job.lock", "the settling job of this store").release()
+        except StoreLocked:
+            return True
+        return False
 
     def learn_names_again(self, queue_keys: Iterable[int], progress: Progress) -> None:
         """For recovery: make the dictionary again, because it lacks names that the log has."""
@@ -90,6 +119,6 @@ class EdgeFiles:
 
     def close(self) -> None:
         self.runway.stop()
-        parts = (self.log.file, self.half_queue, self.op_queue, self.ends_table.file, self.dedup, self.dictionary)
-        for part in parts:
+        parts = (self.log.file, self.half_queue, self.op_queue, self.ends_table.file, self.dedup, self.names)
+        for part in (*parts, self.dictionary):
             part.close()

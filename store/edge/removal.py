@@ -23,6 +23,7 @@ from typing import Final
 
 import numpy as np
 
+from store.arrays import Ints
 from store.edge.store import EdgeStore
 from store.naming import SYSTEM_PREFIX
 from store.read.readers import LogReader
@@ -88,6 +89,15 @@ class _Look:
         is_open = marks[offsets] == 0
         self._open.update(heads["topic_no"][good & is_open].tolist())
         self._discarded.update(heads["topic_no"][good & ~is_open].tolist())
+        self._count_members(np.flatnonzero(marks == State.MEMBER).astype(np.int64) + first)
+
+    def _count_members(self, half_offsets: Ints) -> None:
+        """Members of halves that are open or discarded."""
+        entries, heads = self._reader.half_heads(half_offsets)
+        good = (heads["magic"] == MAGIC) & (heads["kind"] == FrameKind.HALF) & (heads["size_bytes"] == entries["size_bytes"])
+        for topic_no, head in zip(heads["topic_no"][good].tolist(), heads["position"][good].tolist(), strict=True):
+            if head >= self._edge.half_begin and (mark := self._edge.durable_end_of(head)) in _RESUMABLE:
+                (self._discarded if mark else self._open)[topic_no] += 1
 
     def at_queues(self) -> None:
         directory = self._edge.directory

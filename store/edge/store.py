@@ -1,6 +1,6 @@
 """The edge's side of the store: takes halves, messages and ends, and answers only when they are durable.
 
-Files it writes: commit log, half queue, op queue, ends, dedup, dictionary, edge.published, edge.checkpoint.
+Files it writes: commit log, half queue, op queue, ends, dedup, names, dictionary, edge.published, edge.checkpoint.
 
 Appending, in this order: room in the queues → frames into the log → queue entries → flush of the log → ends and
 dedup keys → published ends. Only the log is flushed; the rest is derived from it and made durable by the next
@@ -31,7 +31,9 @@ from store.edge.append.encode import MessageEncoder
 from store.edge.append.ends import End, Ending
 from store.edge.append.group_commit import GroupCommit, doubt
 from store.edge.append.halves import HalfAppender
+from store.edge.append.judging import Head
 from store.edge.append.log_writer import Appended, LogWriter
+from store.edge.append.members import Limits, Members
 from store.edge.append.recent import RecentHalves
 from store.edge.append.routes import Routes
 from store.edge.append.unflushed import Unflushed
@@ -52,7 +54,7 @@ from store.tables.ends import Answer
 from store.tables.frames import Frame, FrameKind
 from store.tables.journals.names import MakerOf
 
-__all__ = ["Appended", "EdgeStore", "End"]
+__all__ = ["Appended", "EdgeStore", "End", "Head", "Limits"]
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -69,6 +71,8 @@ class EdgeStore:
         default_queues: int = 4,
         checkpoint_bytes: int = 64 << 20,
         dedup_window_s: int = 3600,
+        name_window_s: int = 72 * 3600,
+        transaction_limits: Limits | None = None,
         store_host: bytes = NO_HOST,
         store_port: int = 0,
         on_publish: Callable[[], None] | None = None,
@@ -80,15 +84,15 @@ class EdgeStore:
         self.max_body_bytes, self._on_publish = limits[0], on_publish
         self._lock = Lock(root / "edge.lock", "the edge of this store")
         try:
-            self._open_files(default_queues, dedup_window_s, progress)
-            self._build_parts(checkpoint_bytes)
+            self._open_files(default_queues, dedup_window_s, name_window_s, progress)
+            self._build_parts(checkpoint_bytes, transaction_limits or Limits())
             self._encoder = MessageEncoder(self._routes, limits, store_host, store_port)
             self._begin()
         except BaseException:
             self._lock.release()
             raise
 
-    def _open_files(self, default_queues: int, dedup_window_s: int, progress: Progress) -> None:
+    def _open_files(self, default_queues: int, dedup_window_s: int, name_window_s: int, progress: Progress) -> None:
         """Open the files, and recover the state from them."""
         root = self.directory.root
         checkpoint = read_checkpoint(root)
@@ -97,7 +101,7 @@ class EdgeStore:
         if doubted:
             queue_keys = [int(key) for key, _ in (checkpoint or {}).get("positions", [])]
             names_recovery.learn_again(self.directory, queue_keys, default_queues, progress)
-        files = EdgeFiles(self.directory, default_queues=default_queues, dedup_window_s=dedup_window_s)
+        files = EdgeFiles(self.directory, default_queues=default_queues, dedup_window_s=dedup_window_s, name_window_s=name_window_s)
         self._state, self.recovery = recover(files, progress)
         if doubted:
             what = f"{doubted}; rebuilt from its records and the names in the commit log"
@@ -110,17 +114,20 @@ class EdgeStore:
         #: The next queue_offset of each topic queue, by queue key.
         self.next_offset = self._state.next_offset
 
-    def _build_parts(self, checkpoint_bytes: int) -> None:
+    def _build_parts(self, checkpoint_bytes: int, limits: Limits) -> None:
         files, state, lock = self._files, self._state, threading.Lock()
         self._append_lock = lock
         self._commit = commit = GroupCommit(self.log.flush, self._mark, self._publish)
         self._routes = Routes(self.dictionary, lock)
-        self._unflushed = unflushed = Unflushed(self.ends_table, self.dedup)
+        self._unflushed = unflushed = Unflushed(self.ends_table, self.dedup, files.names)
         self._checkpoint = CheckpointWriter(files, state, unflushed, commit, lock, every_bytes=checkpoint_bytes)
         self._writer, recent = LogWriter(files, state, commit), RecentHalves()
         self.pending = PendingByGroup(files, state, unflushed, lock)
-        self._halves = HalfAppender(files, state, self._writer, unflushed=unflushed, recent=recent, pending=self.pending)
-        self._ends = Ending(files, state, self._writer, unflushed=unflushed, recent=recent, pending=self.pending)
+        self._members = members = Members(files, state, unflushed, limits)
+        self._halves = HalfAppender(
+            files, state, self._writer, unflushed=unflushed, recent=recent, pending=self.pending, members=members
+        )
+        self._ends = Ending(files, state, self._writer, unflushed=unflushed, recent=recent, pending=self.pending, members=members)
 
     def _begin(self) -> None:
         """The last steps of recovery: a checkpoint, then publish."""
@@ -293,6 +300,11 @@ class EdgeStore:
         """The half's end as of the last op in the log, flushed or not: 0 while it is open, otherwise its State.
         Judge by it, do not tell it: a flush that fails takes it back."""
         return self._unflushed.end_of(half_offset)
+
+    def members_of(self, half_offset: int) -> list[tuple[int, int]]:
+        """(ordinal, half_offset) of the members of a half that is open or discarded, in order."""
+        with self._append_lock:
+            return sorted((ordinal, member.half_offset) for ordinal, member in self._members.of(half_offset).items())
 
     # --- durability -----------------------------------------------------------------------------------------
     def wait(self, ticket: int) -> None:

@@ -187,6 +187,12 @@ class _Source:
             "position": self.position(fields["position"]),
         }
         record |= frame.detail
+        if frame.items:
+            items = [
+                {"half_offset": item.half_offset, "position": self.position(item.position), "member": item.member}
+                for item in frame.items
+            ]
+            return {**record, "joint": frame.joint, "items": items}
         return {**record, "asked": list(frame.asked)} if frame.asked else record
 
     # --- state table and redo log ---

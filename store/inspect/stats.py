@@ -119,7 +119,7 @@ class _Stats:
             **_measure([self.root / "catalogue"], None),
             "used_bytes": len(self._extents()) * queue_extents.SLOT.itemsize,
         }
-        small = ("dictionary", "consumers", "audit", "presence", "dedup")
+        small = ("dictionary", "consumers", "audit", "presence", "dedup", "names")
         others = (EDGE_PUBLISHED, JOB_PUBLISHED, CURSORS, EDGE_CHECKPOINT, JOB_CHECKPOINT, FORMAT_FILE)
         found |= {name: _measure([root / name], None) for name in small}
         found["other"] = _measure([root / name for name in others], None)

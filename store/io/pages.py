@@ -25,6 +25,7 @@ aligned 8-byte word. Slot 0 holds the magic. A writer changes a slot only after 
                                                    19 marks_op_cursor  the low-water marks know of the ops before it
                                                    20-27 totals, in the order of `redo_log.TOTALS`
                                                    28 no_room_since_ms the job waits for room on the disk; 0 = it does not
+                                                   29 features         what the job knows beside format 1: bit 0 transactions
 
 Order matters in two places. An op's half is visible whenever the op is: the writer publishes half_end first, a reader reads op_end
 first. Retention, which must know of every half and op in a part of the log, reads visible_end first and half_end and op_end
@@ -78,10 +79,15 @@ class JobSlot:
     ) = range(1, 20)
     TOTALS = 20
     NO_ROOM_SINCE_MS = 28
+    FEATURES = 29
+
+
+#: Bits of JobSlot.FEATURES.
+FEATURE_TRANSACTIONS: Final = 1
 
 
 #: Slots from here on are unused.
-_STOPS: Final = {EDGE_MAGIC: EdgeSlot.AUDIT_SEAL + 1, JOB_MAGIC: JobSlot.NO_ROOM_SINCE_MS + 1}
+_STOPS: Final = {EDGE_MAGIC: EdgeSlot.AUDIT_SEAL + 1, JOB_MAGIC: JobSlot.FEATURES + 1}
 
 
 class PublishedPage:

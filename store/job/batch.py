@@ -8,7 +8,7 @@ import numpy as np
 
 from store.arrays import Array, Ints
 from store.errors import BatchBeyondCursor
-from store.records import ROW, State, pack_words, state_of
+from store.records import ROW, State, member_words, pack_words, state_of
 from store.tables import redo_log
 from store.tables.consume_queue import REASON_SHIFT
 from store.tables.redo_log import REDO, Marker, RedoKind
@@ -52,14 +52,15 @@ class Batch:
         self.marker.round_no, self.marker.round_check_start = round_no, self.marker.check_end
 
     def prepare(self, halves: Array) -> Array:
-        """Make rows for new halves (records.HALF) and return them. Corrupt halves keep their number as QUARANTINED."""
+        """Make rows for new halves (records.HALF) and return them. Corrupt halves keep their number as QUARANTINED. Members are
+        not counted: they follow their heads."""
         rows = rows_of_halves(halves)
         self._image(halves["half_offset"], rows)
         corrupt = np.flatnonzero(halves["corrupt"])
         if len(corrupt):
             positions = self._places("quarantine", len(corrupt))
             self._add(RedoKind.QUARANTINE, halves["half_offset"][corrupt], rows["word"][corrupt], positions)
-        self.marker.totals["prepares"] += len(halves)
+        self.marker.totals["prepares"] += len(halves) - int(np.count_nonzero(halves["follows"]))
         self.marker.totals["quarantined"] += len(corrupt)
         return rows
 
@@ -74,6 +75,15 @@ class Batch:
     def release(self, half_offsets: Any, words: Any, positions: Any) -> None:
         self._add(RedoKind.RELEASE, half_offsets, words, positions)
         self.marker.totals["commits"] += len(half_offsets)
+
+    def follow(self, half_offsets: Any, words: Any, positions: Any) -> None:
+        """Members of halves that are released: they take their places, and their rows stay as they are."""
+        self._add(RedoKind.RELEASE, half_offsets, words, positions)
+
+    def set_aside(self, half_offsets: Any, words: Any) -> None:
+        """Halves that nobody can end any more, because the op that ended them together is corrupt."""
+        self._add(RedoKind.ROW, half_offsets, words, -1)
+        self.marker.totals["quarantined"] += len(half_offsets)
 
     def roll_back(self, half_offsets: Any, words: Any) -> None:
         self._add(RedoKind.ROW, half_offsets, words, -1)
@@ -133,4 +143,7 @@ def rows_of_halves(halves: Array) -> Array:
         rows[name] = halves[name]
     state = np.where(halves["corrupt"] != 0, int(State.QUARANTINED), int(State.PREPARED))
     rows["word"] = pack_words(state, 0, halves["immunity_s"], 0, 0)
+    members = np.flatnonzero(halves["follows"])
+    if len(members):
+        rows["word"][members] = member_words(halves["follows"][members])
     return rows

@@ -18,7 +18,7 @@ from typing import Final
 
 from store.directory import Geometry, Lock, StoreDirectory
 from store.errors import BatchBeyondCursor, FlushFailed, NoRoom, StoreUnusable
-from store.io.pages import JOB_MAGIC, JOB_PUBLISHED, EdgeSlot, JobSlot, PublishedPage
+from store.io.pages import FEATURE_TRANSACTIONS, JOB_MAGIC, JOB_PUBLISHED, EdgeSlot, JobSlot, PublishedPage
 from store.job import expired_files
 from store.job.apply import Applier
 from store.job.batch import Batch
@@ -78,6 +78,7 @@ class JobStore:
 
     def _open(self) -> None:
         """Publish what recovery gave, and note it in a new checkpoint."""
+        self.page[JobSlot.FEATURES] = FEATURE_TRANSACTIONS
         self._publish()
         self.checkpoint()
         self._files.queues.doubtful = False

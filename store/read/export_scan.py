@@ -23,7 +23,7 @@ from store.io.pages import EdgeSlot, JobSlot
 from store.properties import KEYS, NO_TEXTS, TAGS, PropertiesOfMany, Texts
 from store.read.readers import CLOCK_SLACK_MS, open_readers
 from store.records import STATE_OF_OP, OpKind, State, check_count_of, state_of
-from store.tables.frames import HALF_HEAD_BYTES
+from store.tables.frames import HALF_HEAD_BYTES, SYS_FLAG_MEMBER
 
 Mask = npt.NDArray[np.bool_]
 Progress = Callable[[int, int, str], None]
@@ -154,6 +154,8 @@ class History:
         # Retention has taken the half out of the log, its op perhaps too: its row stays longer.
         ended["state"] = np.where(gone & (ended["state"] == 0), known, ended["state"])
         lost = gone & (ended["state"] == 0)
+        is_member = good & (heads["sys_flag"] & SYS_FLAG_MEMBER != 0)
+        ended["state"][is_member & (ended["state"] == 0)] = State.MEMBER  # not released: its head tells more
         ended["state"][ended["state"] == 0] = State.PREPARED
         ended["state"][(~good & ~gone) | (known == State.QUARANTINED)] = State.QUARANTINED
         heads[~good] = np.zeros(1, heads.dtype)
@@ -161,7 +163,8 @@ class History:
         if not len(chosen):
             return None
         keys, tags = self._texts(entries[chosen], heads[chosen], good[chosen]) if with_texts else (NO_TEXTS, NO_TEXTS)
-        return Chunk(chosen + low, good[chosen], heads[chosen], ended[chosen], check_count_of(words[chosen]), keys, tags)
+        attempts = np.where(known[chosen] == State.MEMBER, 0, check_count_of(words[chosen])).astype(np.uint32)
+        return Chunk(chosen + low, good[chosen], heads[chosen], ended[chosen], attempts, keys, tags)
 
     def _fits(self, heads: Array, good: Mask, ended: Array, wanted: Wanted) -> Mask:
         """A corrupt half, and one that is gone from the log, has neither time nor names: it fits where none is asked for."""

@@ -22,11 +22,25 @@ from store.io.pages import EDGE_MAGIC, EDGE_PUBLISHED, JOB_MAGIC, JOB_PUBLISHED,
 from store.records import ASK_ROUND_MASK, HALF, NO_POSITION, OP, OpKind, State, ask_round_of, outstanding_of, queue_key, state_of
 from store.tables.commit_log import CommitLog
 from store.tables.consume_queue import ASKED_TAG, ConsumeQueue, GrowingQueue
-from store.tables.frames import CRC_FROM, HALF_HEAD, MAGIC, OP_HEAD, Frame, FrameKind
+from store.tables.frames import (
+    CRC_FROM,
+    HALF_HEAD,
+    ITEM,
+    MAGIC,
+    OP_HEAD,
+    OP_ITEMS,
+    OP_JOINT,
+    SYS_FLAG_MEMBER,
+    Frame,
+    FrameKind,
+    halves_of_items,
+    items_in,
+)
 from store.tables.journals.names import Dictionary
 from store.tables.queue_extents import Catalogue
 from store.tables.queue_files import QueueFiles, topic_queue_name
 from store.tables.state_table import StateTable
+from store.transitions import Together
 
 _HISTORY_ENTRIES: Final = 1 << 20
 #: Wall clocks step back now and then: a scan that begins at a time begins this much earlier.
@@ -62,6 +76,10 @@ class LogReader:
         records["group_no"] = np.where(good, heads["group_no"], -1)
         records["immunity_s"] = np.where(good, heads["immunity_s"], 0)
         records["corrupt"] = ~good
+        members = np.flatnonzero(good & (heads["sys_flag"] & SYS_FLAG_MEMBER != 0))
+        if len(members):
+            records["follows"][members] = records["half_offset"][members] - heads["position"][members]
+            records["immunity_s"][members] = 0
         return records
 
     def checked_halves(self, first: int, stop: int) -> tuple[Array, Array, Any]:
@@ -89,6 +107,7 @@ class LogReader:
 
     def _op_records(self, entries: Array, op_offsets: Ints) -> Array:
         heads, good = self._checked_heads(entries, OP_HEAD, (FrameKind.OP, FrameKind.MESSAGE))
+        with_items = np.flatnonzero(good & (heads["frame_flags"] & OP_ITEMS != 0))
         good &= heads["queue_offset"] == op_offsets
         records = np.zeros(len(entries), OP)
         records["op_offset"] = op_offsets
@@ -102,8 +121,28 @@ class LogReader:
             self._fill_messages(records, entries, messages)
         for name in ("half_offset", "position"):
             records[name][~good] = NO_POSITION
+        if len(with_items):
+            self._fill_items(records, entries, heads, with_items)
+        self._group_corrupt(records, entries)
         asked = np.flatnonzero(good & (heads["kind"] == FrameKind.OP) & (heads["op_kind"] == OpKind.ASKED))
         return self._expand_asked(records, entries, asked) if len(asked) else records
+
+    def whole_ops(self, first: int, stop: int, end: int) -> int:
+        """Where to cut ops first … stop - 1, which go on to `end`, so that no frame with several numbers is cut: at `stop`,
+        before it, or behind a frame that begins at `first`."""
+        if not first < stop < end:
+            return stop
+        before, (place, size, _) = (self.op_queue.entry(number) for number in (stop - 1, stop))
+        if before[0] != place or not size:
+            return stop
+        entries = self.op_queue.read(first, min(end, stop + size // ITEM.itemsize))
+        same = np.flatnonzero(entries["commit_log_offset"] == place)
+        return first + int(same[0]) if same[0] else first + int(same[-1]) + 1
+
+    def frame_start(self, first: int, op: int) -> int:
+        """The first op, from `first` on, of the frame that this one is of."""
+        places = self.op_queue.read(first, op + 1)["commit_log_offset"]
+        return first + int(np.argmax(places == places[-1]))
 
     def op_heads(self, first: int, stop: int) -> tuple[Array, Array]:
         """(entries, heads) of ops first … stop - 1 that lie in the log. No CRC: for searching."""
@@ -125,8 +164,49 @@ class LogReader:
             found[messages] = self._gather(entries["commit_log_offset"][messages], HALF_HEAD.itemsize).view(HALF_HEAD)[:, 0][
                 "position"
             ]
+        listed = np.flatnonzero((heads["frame_flags"] & OP_ITEMS != 0) & (heads["kind"] == FrameKind.OP))
+        for at in listed[np.diff(entries["commit_log_offset"][listed], prepend=-1) != 0].tolist():
+            items = items_in(self.log.frame_bytes(int(entries["commit_log_offset"][at]), int(entries["size_bytes"][at])))
+            places = dict(zip(halves_of_items(items)[0].tolist(), items["position"].tolist(), strict=True))
+            here = np.flatnonzero(entries["commit_log_offset"] == entries["commit_log_offset"][at])
+            found[here] = [places.get(half_offset, NO_POSITION) for half_offset in entries["tags_code"][here].tolist()]
         given: Ints = found[(found >= 0) & (heads["magic"] == MAGIC)]
         return given
+
+    def _fill_items(self, records: Array, entries: Array, heads: Array, at: Ints) -> None:
+        """Records of frames with items. The frame tells which numbers are its own: an entry that does not lead to it, but
+        should, is made good."""
+        numbers = records["op_offset"]
+        firsts = at[np.diff(entries["commit_log_offset"][at], prepend=-1) != 0]
+        for index in firsts.tolist():
+            place, size = int(entries["commit_log_offset"][index]), int(entries["size_bytes"][index])
+            items, head = items_in(self.log.frame_bytes(place, size)), heads[index]
+            half_offsets, follows = halves_of_items(items)
+            first = int(head["queue_offset"])
+            low, high = np.searchsorted(numbers, (first, first + len(items))).tolist()
+            if not low <= index < high:
+                continue  # a damaged entry leads here
+            part, chosen = slice(low, high), numbers[low:high] - first
+            records["half_offset"][part], records["follows"][part] = half_offsets[chosen], follows[chosen]
+            records["position"][part] = items["position"][chosen]
+            records["corrupt"][part], records["size_bytes"][part] = 0, size
+            records["stored_at_ms"][part], records["group_no"][part] = head["stored_at_ms"], head["group_no"]
+            records["kind"][part], records["via"][part] = head["op_kind"], head["via"]
+            if head["frame_flags"] & OP_JOINT:
+                records["together"][part] = np.where(chosen == 0, int(Together.FIRST), int(Together.OTHER))
+
+    def _group_corrupt(self, records: Array, entries: Array) -> None:
+        """Corrupt entries that lead to one place are of one frame; the queue still says of which halves it spoke."""
+        corrupt = np.flatnonzero((records["corrupt"] != 0) & (entries["size_bytes"] > 0))
+        if len(corrupt) < 2:
+            return
+        places = entries["commit_log_offset"][corrupt]
+        after = np.flatnonzero((np.diff(places) == 0) & (np.diff(corrupt) == 1)) + 1
+        others = corrupt[after]
+        firsts = corrupt[np.setdiff1d(after - 1, after)]
+        records["together"][others], records["together"][firsts] = Together.OTHER, Together.FIRST
+        for at in (others, firsts):
+            records["half_offset"][at] = entries["tags_code"][at]
 
     def _fill_messages(self, records: Array, entries: Array, at: Ints) -> None:
         heads = self._gather(entries["commit_log_offset"][at], HALF_HEAD.itemsize).view(HALF_HEAD)[:, 0]
@@ -233,13 +313,19 @@ class LogReader:
             self.log.file.refresh()
 
     def _check_crcs(self, entries: Array, heads: Array, good: Any) -> None:
+        """Of a frame with several entries once."""
         crc32, chosen = zlib.crc32, np.flatnonzero(good)
+        same = np.diff(entries["commit_log_offset"][chosen], prepend=-1) == 0
+        every, chosen = chosen, chosen[~same] if same.any() else chosen
         offsets, sizes = entries["commit_log_offset"][chosen], entries["size_bytes"][chosen]
         found = np.zeros(len(chosen), np.int64)
         for mine, content, begins, ends in self._by_segment(offsets, sizes):
             view, seeds = memoryview(content), (offsets[mine] & 0xFFFFFFFF).tolist()
             found[mine] = [crc32(view[begin + CRC_FROM : end], seed) for begin, end, seed in zip(begins, ends, seeds, strict=True)]
-        good[chosen[found != heads["crc"][chosen]]] = False
+        wrong = found != heads["crc"][chosen]
+        good[chosen[wrong]] = False
+        if len(every) > len(chosen) and wrong.any():
+            good[every[np.isin(entries["commit_log_offset"][every], offsets[wrong])]] = False
 
     def pieces(self, offsets: Ints, sizes: Array) -> list[bytes]:
         """Copies of the bytes at many places of the log, each within one segment."""

@@ -1,5 +1,8 @@
 """Dedup: which half a producer's dedup key led to, for the length of dedupWindow. Mapped hash files, written by the edge.
 
+`names/` is the same for the names of transactions: which half was committed under a name, for the length of fileReservedTime, with
+the time of its COMMIT. The directory is made with its first name. Rebuilt from: COMMIT ops whose halves are NAMED.
+
 `dedup/<20-digit number>`, each a table of 32-byte slots; the number of slots is the file's size / 32, a power of two
       0  16s  digest           BLAKE2b-128 of group_no (i32, little-endian) and the key (UTF-8)
      16  i64  half_offset + 1  0 = free
@@ -35,10 +38,16 @@ SLOTS_MIN: Final = 1 << 14
 #: A table that was filled within the window is followed by one this many times as large: few tables, and so few lookups for a key.
 GROWTH: Final = 8
 SLOTS_MAX: Final = 1 << 22
+DEDUP: Final = "dedup"
+NAMES: Final = "names"
 #: As the window: no key is ever too old. For tools, which do not know the edge's own setting.
 EVERY_KEY_S: Final = 1 << 31
 #: Fewer keys are looked for one by one: arrays cost more than they save.
 MANY: Final = 8
+
+
+def _content(directory: Path) -> str:
+    return "names" if directory.name == NAMES else "dedup keys"
 
 
 class Known(NamedTuple):
@@ -61,7 +70,7 @@ class _Table:
             raise Corrupt(
                 path,
                 size,
-                "not a table of dedup keys (its size is not a power of two): remove it; its keys are read again from the log",
+                f"not a table of {_content(path.parent)} (its size is not a power of two): remove it; the log tells it again",
             )
         self._segment = Segment(path, 0, size, writable, writable)
         self.slots = len(self._segment.buffer) // SLOT.size
@@ -107,7 +116,7 @@ class _Table:
         return (self.used + count) * 2 > self.slots
 
     def flush(self) -> None:
-        disk.flush(self._segment.fd, "dedup", self.path)
+        disk.flush(self._segment.fd, self.path.parent.name, self.path)
 
     def close(self) -> None:
         self._segment.close()
@@ -116,17 +125,19 @@ class _Table:
 class Dedup:
     """Keys of the last window."""
 
-    def __init__(self, directory: Path, window_s: int, *, writable: bool = False) -> None:
+    def __init__(self, directory: Path, window_s: int, *, writable: bool = False, made_late: bool = False) -> None:
+        """`made_late`: the directory is made with the first key."""
         self._directory, self._window_s = directory, window_s
         #: How much of the last window was a leap of the clock (`clock.py`) and so is not age. Set by the owner of the clock and
         #: called each time: a number that is set a moment after the leap would drop keys in between.
         self.leapt_s: Callable[[], int] = lambda: 0
         self._tables: list[_Table] = []
         self._removed: list[_Table] = []
-        if writable:
+        if writable and not made_late:
             disk.make_directory(directory)
+        if writable and directory.is_dir():
             for leftover in directory.glob("*" + disk.TEMPORARY_SUFFIX):
-                disk.remove(leftover, "dedup")
+                disk.remove(leftover, directory.name)
         if directory.is_dir():
             self._tables = [_Table(path, writable=writable) for path in sorted(directory.iterdir())]
 
@@ -176,9 +187,10 @@ class Dedup:
         slots = min(last.slots * GROWTH, SLOTS_MAX) if last is not None and last.is_full(count) else SLOTS_MIN
         while slots < count * 2:
             slots *= 2
+        disk.make_directory(self._directory)
         number = int(last.path.name) + 1 if last is not None else 0
         path = self._directory / f"{number:0{NAME_DIGITS}d}"
-        disk.create_segment(path, slots * SLOT.size, "dedup")
+        disk.create_segment(path, slots * SLOT.size, self._directory.name)
         self._tables.append(_Table(path, writable=True))
         if not keep:
             self._forget(now_s)
@@ -190,7 +202,7 @@ class Dedup:
                 return
             table = self._tables.pop(0)
             self._removed.append(table)  # a flush in another thread may have it in hand: the next one closes it
-            disk.remove(table.path, "dedup")
+            disk.remove(table.path, self._directory.name)
 
     def extents(self) -> list[list[Any]]:
         """What a checkpoint notes: name and number of keys of each table."""
@@ -199,7 +211,7 @@ class Dedup:
     def why_doubted(self, checkpoint: Mapping[str, Any]) -> str:
         """Why keys may be lost; "" where none are. After a kill the last table may have grown, and where a later one was begun
         the oldest may have been removed for their age."""
-        noted, found = checkpoint.get("dedup") or [], self.extents()
+        noted, found = checkpoint.get(self._directory.name) or [], self.extents()
         if checkpoint["clean"]:
             known = found == noted
         else:
@@ -208,7 +220,7 @@ class Dedup:
             known = not gone or (gone == names[: len(gone)] and max(there, default="") > names[-1])
         if known or not noted:
             return ""
-        return f"{self._directory}: a table of dedup keys is missing, or is not the one that was here"
+        return f"{self._directory}: a table of {_content(self._directory)} is missing, or is not the one that was here"
 
     def flush(self) -> None:
         """One thread at a time; others may add and remove tables meanwhile."""

@@ -1,9 +1,10 @@
 """The ends table: how each transaction ended, one byte a half offset. The basis of every answer that the edge gives.
 
-byte n of the address space = 0 while half n is open, otherwise its State (COMMITTED 2 … DISCARDED_EXPIRED 5).
+byte n of the address space = 0 while half n is open, otherwise its State (COMMITTED 2 … DISCARDED_EXPIRED 5); 7 of a MEMBER, which
+ends with its head.
 
-Writer: the edge, right after the op is in the log. Rebuilt from: the op log, in order (a RESUME sets 0 again); the edge's
-checkpoint says from which op on.
+Writer: the edge, right after the op is in the log; the mark of a member, right after its frame is. Rebuilt from: the op log, in
+order (a RESUME sets 0 again), and the frames of members; the edge's checkpoint says from which on.
 """
 
 from __future__ import annotations
@@ -34,12 +35,15 @@ class Verdict(StrEnum):
 
 
 class Answer(NamedTuple):
-    """Final: an accepted end is never overruled later. `reason` says why an end was refused; `position` is a commit's place."""
+    """Final: an accepted end is never overruled later. `reason` says why an end was refused; `position` is a commit's place.
+    `other` is another half that the answer is about: the head of a member, the one of several that is in the way, the one
+    that committed under a name before."""
 
     verdict: Verdict
     reason: str = ""
     state: State = State.PREPARED
     position: int = -1
+    other: int = -1
 
 
 #: What an ended half's op is told when its end cannot be read.
@@ -49,6 +53,8 @@ _DAMAGED: Final = Answer(Verdict.REFUSED, "its end is damaged: run escrow store 
 def _answer(kind: OpKind, state: State) -> Answer:
     """First terminal op wins · the same again is "already" · the opposite is a conflict · a discarded half must be
     resumed first."""
+    if state is State.MEMBER:
+        return Answer(Verdict.REFUSED, "member", state)
     effect, discarded = EFFECTS[kind, state], state in DISCARD_OF_STATE
     if effect <= Effect.ANSWERED:  # the op changes the row
         return Answer(Verdict.ACCEPTED, state=STATE_OF_OP.get(kind, state))
@@ -64,7 +70,7 @@ def _answer(kind: OpKind, state: State) -> Answer:
 _ANSWERS: Final = {
     kind: {
         OPEN: _answer(kind, State.PREPARED),
-        **{int(state): _answer(kind, state) for state in STATE_OF_OP.values()},
+        **{int(state): _answer(kind, state) for state in (*STATE_OF_OP.values(), State.MEMBER)},
     }
     for kind in HALF_OPS
 }
@@ -76,7 +82,9 @@ def judge(kind: OpKind, ended: int) -> Answer:
 
 
 def byte_after(kind: OpKind, before: int) -> int:
-    """A half's byte after an op that is in the log."""
+    """A half's byte after an op that is in the log. No op changes that of a member."""
+    if before == State.MEMBER:
+        return before
     if kind == OpKind.RESUME:
         return OPEN
     return int(STATE_OF_OP.get(kind, before))

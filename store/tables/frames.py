@@ -6,10 +6,10 @@ common head, 32 bytes
       4  u32  size_bytes     of the whole frame, head included; 0 = nothing was written here
       8  u16  magic          0xE5C0
      10  u8   kind           HALF 1, OP 2, MESSAGE 3, PAD 4
-     11  u8   reserved       0
+     11  u8   frame_flags       OP: 1 = ITEMS, 2 = JOINT · others: 0
      12  u16  batch_length   frames appended together, all or none
      14  u16  batch_index    0 … batch_length - 1
-     16  i64  queue_offset   HALF: half_offset · OP and MESSAGE: op_offset · PAD: 0
+     16  i64  queue_offset   HALF: half_offset · OP and MESSAGE: op_offset, of an op with items the first of theirs · PAD: 0
      24  i64  stored_at_ms
 
 HALF and MESSAGE, 120 bytes of head, then body, then properties
@@ -18,8 +18,8 @@ HALF and MESSAGE, 120 bytes of head, then body, then properties
      48  i32  group_no
      52  i32  topic_no          the real topic
      56  u16  queue_id          the real queue
-     58  u16  sys_flag          4 = PREPARED on a half, 0 on a message
-     60  u32  immunity_s        as parsed, 0 = not given
+     58  u16  sys_flag          4 = PREPARED on a half, with 16 = MEMBER, 128 = NAMED; 0 on a message
+     60  u32  immunity_s        as parsed, 0 = not given · MEMBER: its ordinal, from 1 on
      64  16s  born_host         IPv6, or IPv4 mapped into it
      80  16s  store_host
      96  u16  born_port
@@ -27,7 +27,7 @@ HALF and MESSAGE, 120 bytes of head, then body, then properties
     100  u32  flag              the producer's own
     104  u32  body_bytes
     108  u32  properties_bytes
-    112  i64  position          MESSAGE: topic position · HALF: -1
+    112  i64  position          MESSAGE: topic position · HALF: -1 · MEMBER: half_offset of its head
 
 OP, 56 bytes of head, then detail
      32  i64  half_offset       ASKED: -1
@@ -37,6 +37,13 @@ OP, 56 bytes of head, then detail
      53  u8   via               Via
      54  u16  detail_bytes
    detail: UTF-8 JSON object ({"actor": …, "remark": …}) or nothing. ASKED: detail, then the asked half_offsets, i64 each.
+   ITEMS (COMMIT and ROLLBACK only): detail, then what it ends, 16 bytes each. The op has as many numbers as items, and its
+   half_offset and position are those of the first.
+
+item, 16 bytes
+      0  i64  kind << 56 | half_offset   0 = HEAD, a half of its own; 1 = MEMBER of the last head before it
+      8  i64  position                   COMMIT: its topic position · ROLLBACK: -1
+   JOINT: all heads end together, or none does.
 
 PAD fills the rest of a segment when a batch does not fit; fewer than 32 bytes are left without one.
 A frame is valid when magic, kind, lengths and CRC fit. Starting the CRC with the offset makes a frame valid only where
@@ -77,7 +84,7 @@ _COMMON: Final = [
     ("size_bytes", "<u4"),
     ("magic", "<u2"),
     ("kind", "u1"),
-    ("reserved", "u1"),
+    ("frame_flags", "u1"),
     ("batch_length", "<u2"),
     ("batch_index", "<u2"),
     ("queue_offset", "<i8"),
@@ -134,6 +141,49 @@ KIND_AT: Final = 10
 BATCH_MAX: Final = 0xFFFF
 ASKED_MAX: Final = 4096
 SYS_FLAG_PREPARED: Final = 4
+SYS_FLAG_MEMBER: Final = 16
+SYS_FLAG_NAMED: Final = 128
+SYS_FLAG_AT: Final = 58
+FRAME_FLAGS_AT: Final = 11
+OP_ITEMS: Final = 1
+OP_JOINT: Final = 2
+
+#: One of the halves that an op with items ends.
+ITEM: Final = np.dtype([("what", "<i8"), ("position", "<i8")])
+assert ITEM.itemsize == 16
+_ITEM_SHIFT: Final = 56
+_ITEM_MASK: Final = (1 << _ITEM_SHIFT) - 1
+
+
+class Item(NamedTuple):
+    """A half that an op ends together with others: a head, or a member of the head before it."""
+
+    half_offset: int
+    position: int = NO_POSITION
+    member: bool = False
+
+
+def encode_items(items: Sequence[Item]) -> bytes:
+    encoded = np.empty(len(items), ITEM)
+    encoded["what"] = [item.half_offset | item.member << _ITEM_SHIFT for item in items]
+    encoded["position"] = [item.position for item in items]
+    return encoded.tobytes()
+
+
+def items_in(frame: memoryview) -> np.ndarray[Any, Any]:
+    """The items of a whole op frame that has them."""
+    detail_bytes = OP_STRUCT.unpack_from(frame)[14]
+    rest = frame[OP_STRUCT.size + detail_bytes :]
+    return np.frombuffer(rest[: len(rest) - len(rest) % ITEM.itemsize], ITEM)
+
+
+def halves_of_items(items: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+    """(half_offsets, how far before each its head lies: 0 of a head itself)."""
+    half_offsets, is_member = items["what"] & _ITEM_MASK, (items["what"] >> _ITEM_SHIFT) == 1
+    if not is_member.any():
+        return half_offsets, np.zeros(len(items), np.int64)
+    last_head = np.maximum.accumulate(np.where(is_member, 0, np.arange(len(items))))
+    return half_offsets, np.where(is_member, half_offsets - half_offsets[last_head], 0)
 
 
 class Op(NamedTuple):
@@ -146,6 +196,13 @@ class Op(NamedTuple):
     position: int = NO_POSITION
     detail: bytes = b""
     asked: Sequence[int] = ()
+    items: Sequence[Item] = ()
+    joint: bool = False
+
+    @property
+    def numbers(self) -> int:
+        """How many op numbers it takes."""
+        return len(self.items) or 1
 
 
 def crc_seed(commit_log_offset: int) -> int:
@@ -199,9 +256,13 @@ def encode_pad(size_bytes: int, commit_log_offset: int) -> bytes:
 
 
 def op_heads(ops: Sequence[Op], first_op_offset: int, now_ms: int) -> np.ndarray[Any, Any]:
-    kinds, half_offsets, group_nos, vias, positions, details, _ = zip(*ops, strict=True)
+    kinds, half_offsets, group_nos, vias, positions, details, _, items, joint = zip(*ops, strict=True)
     heads = op_heads_of(half_offsets, kinds, vias, positions, first_op_offset=first_op_offset, now_ms=now_ms)
     heads["group_no"], heads["detail_bytes"] = group_nos, list(map(len, details))
+    if any(items):
+        counts = np.array([op.numbers for op in ops])
+        heads["queue_offset"] = first_op_offset + np.cumsum(counts) - counts
+        heads["frame_flags"] = [OP_ITEMS * bool(its) | OP_JOINT * one for its, one in zip(items, joint, strict=True)]
     return heads
 
 
@@ -226,15 +287,16 @@ def op_heads_of(
 def op_tails(ops: Sequence[Op]) -> list[list[bytes]]:
     """What follows the heads of ops, for `encode_batch`: mostly nothing does."""
     details, asked = [op.detail for op in ops], [np.asarray(op.asked, "<i8").tobytes() if op.asked else b"" for op in ops]
-    return [column for column in (details, asked) if any(column)]
+    items = [encode_items(op.items) if op.items else b"" for op in ops]
+    return [column for column in (details, asked, items) if any(column)]
 
 
-def encode_detail(actor: str = "", remark: str = "") -> bytes:
+def encode_detail(actor: str = "", remark: str = "", **more: str | int) -> bytes:
     """Actor and remark of an op; a remark that is too long is cut, never refused."""
-    if not actor and not remark:
+    if not actor and not remark and not more:
         return b""
     detail = {key: value for key, value in (("actor", actor[:256]), ("remark", remark[:1024])) if value}
-    return json.dumps(detail).encode()
+    return json.dumps({**detail, **more}).encode()
 
 
 def read_head(log: memoryview, at: int = 0) -> tuple[int, ...]:
@@ -271,6 +333,18 @@ class Frame:
     properties: dict[str, str] = field(default_factory=dict)
     detail: dict[str, str] = field(default_factory=dict)
     asked: tuple[int, ...] = ()
+    items: tuple[Item, ...] = ()
+    joint: bool = False
+
+    @property
+    def numbers(self) -> int:
+        """How many op numbers an op takes."""
+        return len(self.items) or 1
+
+    def item(self, half_offset: int) -> Item:
+        """What an op says of one of the halves that it ends."""
+        own = Item(self.fields["half_offset"], self.fields["position"])
+        return next((item for item in self.items if item.half_offset == half_offset), own)
 
 
 def decode_frame(frame: memoryview, commit_log_offset: int, file: str = "commitlog") -> Frame:
@@ -321,12 +395,18 @@ def _decode_message(frame: memoryview, commit_log_offset: int, kind: FrameKind) 
 
 def _decode_op(frame: memoryview, commit_log_offset: int) -> Frame:
     head, fields = _OP_LAYOUT.decode(frame)
-    asked_at = OP_HEAD.itemsize + fields["detail_bytes"]
-    asked = tuple(np.frombuffer(frame[asked_at:], "<i8").tolist())
+    _, size, _, kind, flags, length, index, queue_offset, stored_at_ms = head
+    rest_at = OP_HEAD.itemsize + fields["detail_bytes"]
     try:
-        detail = json.loads(bytes(frame[OP_HEAD.itemsize : asked_at]) or b"{}")
+        detail = json.loads(bytes(frame[OP_HEAD.itemsize : rest_at]) or b"{}")
     except ValueError:
         detail = {}
-    _, size, _, kind, _, length, index, queue_offset, stored_at_ms = head
     place = commit_log_offset, size, FrameKind(kind), queue_offset, stored_at_ms
+    if flags & OP_ITEMS:
+        items = items_in(frame)
+        half_offsets, follows = halves_of_items(items)
+        columns = half_offsets.tolist(), items["position"].tolist(), (follows != 0).tolist()
+        found = tuple(map(Item, *columns))
+        return Frame(*place, length, index, fields, detail=detail, items=found, joint=bool(flags & OP_JOINT))
+    asked = tuple(np.frombuffer(frame[rest_at:], "<i8").tolist())
     return Frame(*place, length, index, fields, detail=detail, asked=asked)

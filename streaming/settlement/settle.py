@@ -31,7 +31,7 @@ from store.read.readers import LogReader
 from store.records import HALF, OP, ROW, OpKind, State, state_of
 from store.tables.redo_log import Marker
 from store.tables.state_table import StateTable
-from store.transitions import DISCARD_OF_STATE, Effect
+from store.transitions import DISCARD_OF_STATE, Effect, Together
 
 #: Rows decided between two flushes of a round: about 50 ms of work.
 ROUND_PART_ROWS: Final = 1 << 18
@@ -76,12 +76,13 @@ class Settled:
 
 def read_feed(log: LogReader, half_start: int, op_start: int, records_max: int = 1 << 20) -> Feed:
     """The next range of both queues, at most `records_max` of each. No op overtakes its half: where a half lies beyond the range,
-    the ops stop before the first that speaks of it."""
+    the ops stop before the first that speaks of it. An op that ends several halves is not cut: one at least is taken whole."""
     half_end, op_end = log.ends()
     half_stop, op_stop = min(half_end, half_start + records_max), min(op_end, op_start + records_max)
+    op_stop = log.whole_ops(op_start, op_stop, op_end)
     if half_stop < half_end and op_stop > op_start:
         beyond = np.flatnonzero(log.op_queue.read(op_start, op_stop)["tags_code"] >= half_stop)
-        op_stop = op_start + int(beyond[0]) if len(beyond) else op_stop
+        op_stop = log.frame_start(op_start, op_start + int(beyond[0])) if len(beyond) else op_stop
     halves, ops = log.halves(half_start, half_stop), log.ops(op_start, op_stop)
     return Feed(half_start, half_stop, op_start, op_stop, halves, ops)
 
@@ -261,6 +262,10 @@ def _write_effects(batch: Batch, ops: Array, half_offsets: Ints, rows: Array, ma
     batch.release(released["half_offset"], words, released["position"])
     rolled_back, words = of(Effect.ROLLBACK)
     batch.roll_back(rolled_back["half_offset"], words)
+    followed, words = of(Effect.FOLLOWED)
+    batch.follow(followed["half_offset"], words, followed["position"])
+    lost, words = of(Effect.SET_ASIDE)
+    batch.set_aside(lost["half_offset"], words)
     holes, words = of(Effect.HOLE)
     batch.hole(holes["half_offset"], words, holes["position"])
     _write_discards(batch, of)
@@ -268,7 +273,8 @@ def _write_effects(batch: Batch, ops: Array, half_offsets: Ints, rows: Array, ma
     asked, words = of(Effect.ASKED, Effect.ANSWERED)
     offsets, first = np.unique(asked["half_offset"], return_index=True)
     batch.set_words(offsets, words[first])
-    batch.quarantine_ops(ops["op_offset"][matched.where(Effect.CORRUPT)])
+    corrupt = (ops["corrupt"] != 0) & (ops["together"] != int(Together.OTHER))  # a frame is listed once
+    batch.quarantine_ops(ops["op_offset"][corrupt])
     messages = ops[matched.where(Effect.MESSAGE)]
     batch.messages(messages["op_offset"], messages["size_bytes"], messages["position"])
 

@@ -28,7 +28,7 @@ def row_array(*rows):
 
 def op(half_offset, kind, *, group_no=-1, position=-1, stored_at_ms=0, via=Via.PRODUCER, corrupt=0):
     """One op record without its own offset; `op_array` numbers them."""
-    return (0, half_offset, position, stored_at_ms, group_no, 64, int(kind), int(via), corrupt)
+    return (0, half_offset, position, stored_at_ms, group_no, 64, int(kind), int(via), corrupt, 0, 0)
 
 
 def op_array(*ops):
@@ -81,7 +81,7 @@ def pending_delta(matched: Matched) -> int:
     """By how much the ops change the number of pending rows."""
     n = matched.counts()
     ended = n[Effect.RELEASE] + n[Effect.ROLLBACK] + n[Effect.DISCARD_MAX] + n[Effect.DISCARD_EXPIRED]
-    return n[Effect.RESUME] - ended
+    return n[Effect.RESUME] - ended - n[Effect.SET_ASIDE]
 
 
 class World:

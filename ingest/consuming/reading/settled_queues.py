@@ -120,6 +120,20 @@ class Settled:
             good[at] = int(half_offsets[at]) in resumed
         return good
 
+    def may_follow(self, half_offsets: Ints) -> Bools:
+        """Whether each member will be released where its head is: not if it cannot be read."""
+        topics = self._topics
+        if topics is None or not topics.generation:
+            return np.ones(len(half_offsets), np.bool_)
+        known = half_offsets < topics.page[JobSlot.HALF_CURSOR]
+        states = np.full(len(half_offsets), int(State.MEMBER))
+        try:
+            states[known] = state_of(topics.rows(half_offsets[known])["word"])
+        except (StoreError, IndexError):
+            states[known] = int(State.NONE)
+        good: Bools = states == int(State.MEMBER)
+        return good
+
     def let_go(self) -> None:
         """Let go of files that were removed."""
         if self._topics is not None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from ingest.consuming.reading.settled_queues import Settled
 from store.arrays import Array, Ints, distinct
@@ -28,6 +29,7 @@ from store.errors import Corrupt, StoreError
 from store.read.readers import LogReader
 from store.records import ENTRY, QUEUE_ID_BITS, OpKind, queue_key_of, queue_offset_of
 from store.tables.frames import Frame, FrameKind
+from store.transitions import Together
 
 #: Ops held beyond the job's cursor, and ops read at one look: some milliseconds of the event loop.
 OPS_MAX: Final = 262_144
@@ -94,6 +96,15 @@ class Run:
         return found
 
 
+def _hold_together(ops: Array, good: npt.NDArray[np.bool_]) -> None:
+    """Of ops that end halves jointly either all have an effect or none has."""
+    if not (ops["together"] != int(Together.ALONE)).any():
+        return
+    number = np.cumsum(ops["together"] != int(Together.OTHER))
+    lost = number[(ops["together"] != int(Together.ALONE)) & (ops["follows"] == 0) & ~good]
+    good[np.isin(number, lost) & (ops["together"] != int(Together.ALONE))] = False
+
+
 class Tail:
     """Lives in the event loop. `look_at_job` and `look_at_ops` move it; the rest reads."""
 
@@ -130,8 +141,9 @@ class Tail:
         if self._op_cursor < 0:
             return set(), False
         self._next = max(self._next, self.log.op_queue.begin)
-        end = min(self.log.ends()[1], self._op_cursor + OPS_MAX)
-        stop = min(end, self._next + OPS_AT_ONCE)
+        flushed = self.log.ends()[1]
+        end = min(flushed, self._op_cursor + OPS_MAX)
+        stop = self.log.whole_ops(self._next, min(end, self._next + OPS_AT_ONCE), flushed)
         if stop <= self._next:
             return set(), False
         grown = self._read(self._next, stop)
@@ -165,9 +177,12 @@ class Tail:
         entries, good = np.zeros(len(ops), ENTRY), np.ones(len(ops), np.bool_)
         commits = np.flatnonzero(ops["kind"] == int(OpKind.COMMIT))
         if len(commits):
-            halves = ops["half_offset"][commits]
+            halves, follows = ops["half_offset"][commits], ops["follows"][commits]
             entries[commits] = self.log.half_queue.gather(halves)
-            good[commits] = self.settled.may_release(halves, set(self._resumed))
+            good[commits] = self.settled.may_release(halves - follows, set(self._resumed))
+            if follows.any():
+                good[commits[follows > 0]] &= self.settled.may_follow(halves[follows > 0])
+            _hold_together(ops, good)
         messages = np.flatnonzero(ops["kind"] == int(OpKind.MESSAGE))
         if len(messages):
             entries[messages] = self.log.op_queue.gather(ops["op_offset"][messages])

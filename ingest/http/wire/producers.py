@@ -104,7 +104,7 @@ class TransactionOut(Struct):
     history: list[EventOut] = []
 
 
-assert len(Message._fields) == 12  # see _message
+assert len(Message._fields) == 14  # see _message
 
 
 def messages(items: Sequence[MessageIn]) -> Sequence[Message]:
@@ -147,7 +147,7 @@ def _message(item: MessageIn, number: int) -> Message:
     return tuple.__new__(
         Message,
         (item.group, item.topic, body, properties, item.queue_id, item.born_at_ms, NO_HOST, 0, immunity_s, item.flag,
-         item.dedup_key, NO_PROPERTIES),
+         item.dedup_key, NO_PROPERTIES, None, ""),
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from store.properties import (
     DEDUP_KEY,
     KEYS,
     TAGS,
+    TX_NAME,
     encode_dedup_keys,
     encode_given_properties,
     encode_properties,
@@ -49,8 +50,23 @@ def body_limits(segment_bytes: int, max_body_bytes: int | None) -> tuple[int, in
     return limit, room
 
 
+def _of_transaction(message: Message, kind: FrameKind, immunity_s: int) -> tuple[int, int, int, bytes]:
+    """(sys_flag, position, immunity_s, encoded name) of a half that is a member, or has a name."""
+    if kind != FrameKind.HALF:
+        raise InvalidRecord("transaction, name: an ordinary message has none; send it as a half")
+    sys_flag, position, name = frames.SYS_FLAG_PREPARED, NO_POSITION, b""
+    if message.name:
+        sys_flag |= frames.SYS_FLAG_NAMED
+        name = encode_properties({TX_NAME: message.name})
+    if message.member is not None:
+        sys_flag |= frames.SYS_FLAG_MEMBER
+        position, immunity_s = message.member
+    return sys_flag, position, immunity_s, name
+
+
 class MessageEncoder:
-    """Encodes halves and ordinary messages. Needs no lock; makes new names where it meets them."""
+    """Encodes halves and ordinary messages. Needs no lock; makes new names where it meets them. The head of a member stands
+    in `position` as the message says it: `members.py` puts its half_offset there."""
 
     def __init__(self, routes: Routes, limits: tuple[int, int], host: bytes, port: int) -> None:
         self._routes = routes
@@ -118,8 +134,7 @@ class MessageEncoder:
             raise _NewNames
         group_no, topic_no, queues, encoded = route
         body, queue_id, code, immunity_s = message.body, message.queue_id, 0, message.immunity_s
-        if immunity_s:
-            immunity_s = min(max(immunity_s, 0), IMMUNITY_MAX_S)
+        immunity_s = immunity_s and min(max(immunity_s, 0), IMMUNITY_MAX_S)
         # The store accepted once what it moves itself (a dead letter, a replay): a limit that was lowered since
         # does not apply to it.
         limit_bytes = self._body_room_bytes if message.own else self._max_body_bytes
@@ -135,6 +150,10 @@ class MessageEncoder:
                 immunity_s = parse_immunity_s(properties[CHECK_IMMUNITY_TIME_IN_SECONDS])
             if queue_id is None and (key := properties.get(KEYS)):
                 queue_id = crc32(key.encode()) % queues
+        sys_flag, position = frames.SYS_FLAG_PREPARED if kind == FrameKind.HALF else 0, NO_POSITION
+        if message.name or message.member is not None:
+            sys_flag, position, immunity_s, name = _of_transaction(message, kind, immunity_s)
+            encoded += name
         if message.dedup_key:
             encoded += encode_properties({DEDUP_KEY: message.dedup_key})
         if message.own:
@@ -144,7 +163,6 @@ class MessageEncoder:
                 f"properties: {len(encoded)} bytes with key, tags and dedup_key; at most {PROPERTIES_MAX_BYTES} are taken"
             )
         place = QUEUE_OPEN + queues if queue_id is None else queue_id
-        sys_flag = frames.SYS_FLAG_PREPARED if kind == FrameKind.HALF else 0
         born, born_host, born_port, flag = (
             message.born_at_ms or now_ms, message.born_host, message.born_port, message.flag
         )  # fmt: skip
@@ -152,7 +170,7 @@ class MessageEncoder:
             # fmt: off
             head = frames.HALF_STRUCT.pack(
                 0, 0, 0, kind, 0, 0, 0, 0, now_ms, born, code, group_no, topic_no, place, sys_flag, immunity_s,
-                born_host, self._host, born_port, self._port, flag, len(body), len(encoded), NO_POSITION,
+                born_host, self._host, born_port, self._port, flag, len(body), len(encoded), position,
             )
             # fmt: on
         except struct.error as error:

@@ -66,13 +66,28 @@ class LogWriter:
         return Appended(appended.offsets, appended.ticket, positions)
 
     def ops(self, ops: Sequence[Op], now_ms: int, taken: dict[int, int]) -> Appended:
-        tags = [ASKED_TAG if op.kind == OpKind.ASKED else op.half_offset for op in ops]
-        return self.op_frames(frames.op_heads(ops, self._state.op_end, now_ms), frames.op_tails(ops), tags, taken)
+        heads, tails = frames.op_heads(ops, self._state.op_end, now_ms), frames.op_tails(ops)
+        if any(op.items for op in ops):
+            tags = [tag for op in ops for tag in ([item.half_offset for item in op.items] or [_tag(op)])]
+            return self.op_frames(heads, tails, tags, taken, numbers=[op.numbers for op in ops])
+        return self.op_frames(heads, tails, list(map(_tag, ops)), taken)
 
-    def op_frames(self, heads: np.ndarray[Any, Any], tails: Tails, tags: Sequence[int], taken: dict[int, int]) -> Appended:
+    def op_frames(
+        self,
+        heads: np.ndarray[Any, Any],
+        tails: Tails,
+        tags: Sequence[int],
+        taken: dict[int, int],
+        *,
+        numbers: Sequence[int] = (),
+    ) -> Appended:
+        """`numbers`: how many op numbers each frame takes; nothing where each takes one. There is a tag for each number."""
         first = self._state.op_end
-        self._op_queue.file.ensure((first + len(heads)) * ENTRY.itemsize)
-        return self._after_ops(first, self._append(heads, tails), tags, taken)
+        self._op_queue.file.ensure((first + len(tags)) * ENTRY.itemsize)
+        placed = self._append(heads, tails)
+        if numbers:
+            placed = Placed(np.repeat(placed.offsets, numbers), np.repeat(placed.sizes, numbers), placed.end)
+        return self._after_ops(first, placed, tags, taken)
 
     def _after_ops(self, first: int, placed: Placed, tags: Sequence[int], taken: dict[int, int]) -> Appended:
         with FailsCommit(self._commit):
@@ -98,6 +113,10 @@ class LogWriter:
             if self._log.end != end or not isinstance(error, NoRoom):
                 self._commit.fail(error)
             raise
+
+
+def _tag(op: Op) -> int:
+    return ASKED_TAG if op.kind == OpKind.ASKED else op.half_offset
 
 
 def _spread(heads: np.ndarray[Any, Any]) -> None:

@@ -20,6 +20,7 @@ _RECENT: Final = np.dtype(
         ("group_no", "i8"),
         ("topic_no", "i8"),
         ("queue_id", "i8"),
+        ("sys_flag", "i8"),
     ]
 )
 assert frames.BATCH_MAX <= RECENT_MAX
@@ -35,7 +36,7 @@ class RecentHalves:
         """Halves first … first + len(heads) - 1 were appended."""
         recent = np.empty(len(heads), _RECENT)
         recent["half_offset"], recent["offset"], recent["size"] = heads["queue_offset"], placed.offsets, placed.sizes
-        for name in ("group_no", "topic_no", "queue_id"):
+        for name in ("group_no", "topic_no", "queue_id", "sys_flag"):
             recent[name] = heads[name]
         at = first % RECENT_MAX
         room = RECENT_MAX - at
@@ -48,7 +49,8 @@ class RecentHalves:
         return found
 
     def tuples(self, half_offsets: Sequence[int]) -> list[tuple[int, ...]]:
-        """The slots of these halves, as tuples (half_offset, offset, size, group_no, topic_no, queue_id)."""
+        """The slots of these halves, as tuples (half_offset, offset, size, group_no, topic_no, queue_id,
+        sys_flag)."""
         places = [half_offset % RECENT_MAX for half_offset in half_offsets]
         if len(places) < 4:
             return [self._slots[place].item() for place in places]

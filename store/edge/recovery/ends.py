@@ -7,16 +7,18 @@ and where retention has taken ops of halves that are still there, from the redo 
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from typing import Any, Final
 
 import numpy as np
 
-from store.directory import StoreDirectory
+from store.directory import TRANSACTIONS, StoreDirectory
 from store.edge.files import EdgeFiles, EdgeState
 from store.errors import Corrupt
 from store.records import OpKind, State, state_of
 from store.tables.ends import EndsTable, byte_after
+from store.tables.frames import SYS_FLAG_MEMBER
 from store.tables.redo_log import RedoKind, RedoLog, kinds_of, numbers_of
 
 Marks = np.ndarray[Any, np.dtype[np.uint8]]
@@ -61,12 +63,22 @@ def work_out(files: EdgeFiles, state: EdgeState) -> None:
     table, first, stop = files.ends_table, state.half_begin, state.half_end
     marks: Marks = np.zeros(stop - first, np.uint8)
     table.ensure(first, stop)
-    op_first = files.op_queue.begin
+    op_first, half_first = files.op_queue.begin, first
     if op_first or files.log.file.begin:
-        marks, op_first = _settled_marks(files, state)
+        marks, op_first, half_first = _settled_marks(files, state)
+    if TRANSACTIONS in files.directory.needs:
+        _mark_members(files, max(half_first, first), stop, marks[max(half_first - first, 0) :])
     for op_offset in range(op_first, state.op_end, _PIECE):
         _replay(files, state, op_offset, min(op_offset + _PIECE, state.op_end), marks)
     table.put(first, marks)
+
+
+def _mark_members(files: EdgeFiles, first: int, stop: int, marks: Marks) -> None:
+    """Of halves first … stop - 1: no op tells that one is a member, its frame does."""
+    for half_offset in range(first, stop):
+        with contextlib.suppress(Corrupt, IndexError):
+            if files.read_half(half_offset).fields["sys_flag"] & SYS_FLAG_MEMBER:
+                marks[half_offset - first] = State.MEMBER
 
 
 def _replay(files: EdgeFiles, state: EdgeState, op_offset: int, op_stop: int, marks: Marks) -> None:
@@ -80,25 +92,25 @@ def _replay(files: EdgeFiles, state: EdgeState, op_offset: int, op_stop: int, ma
             marks[at] = byte_after(OpKind(op.fields["op_kind"]), int(marks[at]))
 
 
-def _settled_marks(files: EdgeFiles, state: EdgeState) -> tuple[Marks, int]:
-    """(marks of the halves from half_begin on as the redo log tells them, the first op that it does not know of). The redo log
-    speaks of every half that is still there, and is the truth of how ops were settled."""
+def _settled_marks(files: EdgeFiles, state: EdgeState) -> tuple[Marks, int, int]:
+    """(marks of the halves from half_begin on as the redo log tells them, the first op and the first half that it does not know
+    of). The redo log speaks of every half that is still there, and is the truth of how ops were settled."""
     directory, first = files.directory, state.half_begin
-    marks, op_cursor = np.zeros(state.half_end - first, np.uint8), 0
+    marks, op_cursor, half_cursor = np.zeros(state.half_end - first, np.uint8), 0, first
     redo = RedoLog(directory.redo_log(), directory.geometry.redo_entries_per_file)
     try:
         for batch in redo.batches(redo.first_batch(), None):
             kinds, half_offsets = kinds_of(batch.entries), numbers_of(batch.entries)
             chosen = np.flatnonzero(_OF_A_HALF[kinds] & (half_offsets >= first) & (half_offsets < state.half_end))
             states = state_of(batch.entries["word"][chosen])
-            ended = (states >= State.COMMITTED) & (states <= State.DISCARDED_EXPIRED)
+            ended = ((states >= State.COMMITTED) & (states <= State.DISCARDED_EXPIRED)) | (states == State.MEMBER)
             marks[half_offsets[chosen] - first] = np.where(ended, states, 0)
-            op_cursor = batch.marker.op_cursor
+            op_cursor, half_cursor = batch.marker.op_cursor, batch.marker.half_cursor
     finally:
         redo.close()
     if op_cursor < files.op_queue.begin:
         raise _refusal(files.directory)
-    return marks, op_cursor
+    return marks, op_cursor, half_cursor
 
 
 def _refusal(directory: StoreDirectory) -> Corrupt:

@@ -19,7 +19,7 @@ from zlib import crc32
 
 import numpy as np
 
-from store.directory import EDGE_CHECKPOINT, JOB_CHECKPOINT, StoreDirectory
+from store.directory import EDGE_CHECKPOINT, JOB_CHECKPOINT, TRANSACTIONS, StoreDirectory
 from store.edge.files import EdgeFiles, EdgeState
 from store.edge.recovery import ends as ends_recovery
 from store.edge.recovery import ends_by_rows, journal_heads
@@ -29,8 +29,8 @@ from store.io import disk
 from store.io.pages import EdgeSlot
 from store.io.segments import segment_name
 from store.progress import Progress
-from store.properties import DEDUP_KEY, PropertyFinder
-from store.records import ENTRY, NO_POSITION, OpKind, queue_key, queue_key_of, queue_offset_of
+from store.properties import DEDUP_KEY, TX_NAME, PropertyFinder
+from store.records import ENTRY, NO_POSITION, OpKind, State, queue_key, queue_key_of, queue_offset_of
 from store.tables import frames
 from store.tables.consume_queue import ASKED_TAG, ConsumeQueue
 from store.tables.dedup import Known, digest_of
@@ -114,7 +114,8 @@ def _read_checkpoint(files: EdgeFiles, recovery: EdgeRecovery) -> dict[str, Any]
         return fresh
     _refuse_lost_front(files, int(state.get("log_begin", files.log.file.begin)))
     doubts = [_queue_doubt(files, files.half_queue, int(state["half_end"]), int(state.get("half_begin", 0)))]
-    doubts += [_queue_doubt(files, files.op_queue, int(state["op_end"]), files.op_queue.begin), files.dedup.why_doubted(state)]
+    doubts += [_queue_doubt(files, files.op_queue, int(state["op_end"]), files.op_queue.begin)]
+    doubts += [table.why_doubted(state) for table in (files.dedup, files.names)]
     for queue, doubt in zip((files.half_queue, files.op_queue), doubts, strict=False):
         if doubt:
             queue.file.clear()
@@ -154,7 +155,8 @@ def _leads_home(files: EdgeFiles, queue: ConsumeQueue, number: int) -> bool:
         if not size:
             return True
         frame = files.log.read(at, size)
-        return frame.queue_offset == number and (frame.kind == FrameKind.HALF) == (queue is files.half_queue)
+        here = frame.queue_offset <= number < frame.queue_offset + frame.numbers
+        return here and (frame.kind == FrameKind.HALF) == (queue is files.half_queue)
     except (Corrupt, IndexError, ValueError):
         return True
 
@@ -229,10 +231,11 @@ def _published_ends(files: EdgeFiles, state: EdgeState, recovery: EdgeRecovery) 
     """(half_end, op_end) of the page, if the damaged part of the log can have held that many: the page has no checksum, and
     a wrong number would create files without end."""
     lost_bytes = sum(stop - first for first, stop, _ in recovery.damage)
+    op_bytes = frames.ITEM if TRANSACTIONS in files.directory.needs else frames.OP_HEAD
     found = []
     for name, slot, end, least_bytes in (
         ("half_end", EdgeSlot.HALF_END, state.half_end, frames.HALF_HEAD_BYTES),
-        ("op_end", EdgeSlot.OP_END, state.op_end, frames.OP_HEAD.itemsize),
+        ("op_end", EdgeSlot.OP_END, state.op_end, op_bytes.itemsize),
     ):
         known = files.page[slot]
         # A restored store whose log has no frame of a kind has the number from its backup alone.
@@ -271,6 +274,9 @@ class _Replay:
         self._lost_ops: list[range] = []
         #: (group_no, topic_no) whose names were held against the dictionary.
         self._taught: set[tuple[int, int]] = set()
+        #: (half_offset, when) of COMMITs, where one of them may be of a named half.
+        self._commits: list[tuple[int, int]] = []
+        self._may_have_names = TRANSACTIONS in files.directory.needs
 
     def frame(self, at: int, size: int) -> None:
         content = self._files.log.frame_bytes(at, size)
@@ -295,6 +301,8 @@ class _Replay:
             # The clock may have jumped between this half and those before it: drop no key for its age yet.
             self._files.dedup.ensure(1, stored_at_s, keep=True)
             self._files.dedup.put_all({digest: Known(head[7], stored_at_s, body_crc)})
+        if head[14] & frames.SYS_FLAG_MEMBER:
+            self._mark(head[7], int(State.MEMBER))
         self._halves.append((at, size, head[10]))
         self._state.half_end = head[7] + 1
         if len(self._halves) >= self.FLUSH_EVERY:
@@ -309,13 +317,25 @@ class _Replay:
     def _op(self, at: int, size: int, content: memoryview) -> None:
         head = frames.OP_STRUCT.unpack_from(content)
         half_offset, position, kind = head[9], head[10], OpKind(head[12])
-        if position != NO_POSITION:
-            self._place(position)
+        items = [(half_offset, position)]
+        if head[4] & frames.OP_ITEMS:
+            found = frames.items_in(content)
+            items = list(zip(frames.halves_of_items(found)[0].tolist(), found["position"].tolist(), strict=True))
+        for number, (half_offset, position) in enumerate(items):
+            if position != NO_POSITION:
+                self._place(position)
+            if half_offset >= 0:
+                self._mark(half_offset, kind)
+            if kind == OpKind.COMMIT and self._may_have_names:
+                self._commits.append((half_offset, head[8]))
+            self._put_op(at, size, head[7] + number, ASKED_TAG if kind == OpKind.ASKED else half_offset)
+
+    def _mark(self, half_offset: int, said: OpKind | int) -> None:
+        """The mark that an op leaves behind, or a member's own."""
         table = self._files.ends_table
         if half_offset >= table.file.begin:  # retention may have taken the table's beginning
             table.ensure(half_offset, half_offset + 1)
-            table[half_offset] = byte_after(kind, table[half_offset])
-        self._put_op(at, size, head[7], ASKED_TAG if kind == OpKind.ASKED else half_offset)
+            table[half_offset] = byte_after(said, table[half_offset]) if isinstance(said, OpKind) else said
 
     def _put_op(self, at: int, size: int, op_offset: int, tag: int) -> None:
         if op_offset != self._state.op_end:
@@ -394,10 +414,22 @@ class _Replay:
         for key in places:
             places[key] += sum(map(len, self._lost_ops))
 
+    def _learn_taken_names(self) -> None:
+        """Names under which halves were committed: the op says when, the half which."""
+        names = self._files.names
+        for half_offset, at_ms in self._commits:
+            with contextlib.suppress(Corrupt, IndexError):
+                half = self._files.read_half(half_offset)
+                if half.fields["sys_flag"] & frames.SYS_FLAG_NAMED:
+                    digest = digest_of(half.fields["group_no"], half.properties.get(TX_NAME, ""))
+                    names.ensure(1, at_ms // 1000, keep=True)
+                    names.put_all({digest: Known(half_offset, at_ms // 1000, crc32(half.body))})
+
     def finish(self) -> None:
         """Write what is left and cut the queues behind it: an entry there would point at a frame that was cut."""
         self._put_halves()
         self._put_ops()
+        self._learn_taken_names()
         self._pass_over_lost_places()
         for queue, end in ((self._files.half_queue, self._state.half_end), (self._files.op_queue, self._state.op_end)):
             if queue.file.starts():

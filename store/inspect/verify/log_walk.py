@@ -48,7 +48,7 @@ class LogWalk:
             if size_of_segment - at < HEAD.itemsize:
                 self._check_rest(content, start, at)
                 break
-            crc, size, magic, kind, reserved, length, index = unpack(content, at)
+            crc, size, magic, kind, flags, length, index = unpack(content, at)
             reason = ""
             if magic != MAGIC or size < HEAD.itemsize or at + size > limit:
                 reason = "zeros where a frame belongs" if not (crc or size or magic) else "not a frame"
@@ -56,7 +56,7 @@ class LogWalk:
                     reason = f"a frame cannot have {size} bytes here"
             elif not self.quick and crc32(content[at + 4 : at + (size if kind != pad else 32)], (start + at) & 0xFFFFFFFF) != crc:
                 reason = "the frame's CRC does not match its bytes"
-            elif reserved or index >= length or kind not in (half, op, message, pad):
+            elif (flags and (kind != op or flags > 3)) or index >= length or kind not in (half, op, message, pad):
                 reason = "a frame with a head that no writer makes"
             if reason:
                 following = self._next_valid(content, start, at + 1, limit)

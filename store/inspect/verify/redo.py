@@ -29,12 +29,12 @@ RISING: Final = (
 )
 _ROW_KINDS: Final = np.zeros(256, bool)
 _ROW_KINDS[[1, 2, 4, 5, 6, 7, 8, 9]] = True
-_STATE_OF_KIND: Final = {
-    RedoKind.RELEASE: State.COMMITTED,
-    RedoKind.HOLE: State.QUARANTINED,
-    RedoKind.CHECK: State.PREPARED,
-    RedoKind.PROPOSE: State.PREPARED,
-    RedoKind.QUARANTINE: State.QUARANTINED,
+_STATES_OF_KIND: Final = {
+    RedoKind.RELEASE: (State.COMMITTED, State.MEMBER),
+    RedoKind.HOLE: (State.QUARANTINED, State.MEMBER),
+    RedoKind.CHECK: (State.PREPARED,),
+    RedoKind.PROPOSE: (State.PREPARED,),
+    RedoKind.QUARANTINE: (State.QUARANTINED,),
 }
 _KIND_OF_QUEUE: Final = {
     "check": RedoKind.CHECK,
@@ -44,6 +44,11 @@ _KIND_OF_QUEUE: Final = {
 }
 #: Queues whose places carry the reason of a discard.
 _WITH_REASON: Final = frozenset({"proposal", "discard"})
+#: Kinds that may speak of a member.
+_MEMBER_KINDS: Final = (RedoKind.IMAGE, RedoKind.RELEASE, RedoKind.HOLE)
+#: Columns of `_counts` beside the kinds, which end below: discards by reason, and what a word's state sets apart.
+_BY_REASON: Final = 16
+_RELEASED_MEMBERS, _NEW_MEMBERS, _SET_ASIDE = 24, 25, 26
 _WINDOW_ENTRIES: Final = 1 << 20
 _NUMBER_BITS: Final = (1 << KIND_SHIFT) - 1
 
@@ -186,7 +191,7 @@ class Replay:
         before["sequence"] -= 1
         entries = self.scan.entries(0, 1)
         kinds = (entries["tag"] >> KIND_SHIFT).astype(np.int64)
-        counts = _counts(kinds, entries["position"], np.zeros(len(kinds), np.int64), 1)
+        counts = _counts(entries, kinds, np.zeros(len(kinds), np.int64), 1)
         for name, amount in _queue_deltas(counts).items():
             before[name] -= amount
         for number, amount in _total_deltas(counts).items():
@@ -199,7 +204,7 @@ class Replay:
         while run < len(numbers) and numbers[len(numbers) - 1 - run] == cursor - 1 - run:
             run += 1
         before["half_cursor"] -= run
-        before["totals"][:, 0] -= run
+        before["totals"][:, 0] -= run - counts[0, _NEW_MEMBERS]
         return before
 
     def _marker_offset(self, number: int) -> int:
@@ -216,7 +221,7 @@ class Replay:
                 "check_end",
                 "the round begins behind the queue",
             ),
-            (self.scan.markers["totals"][:, 0] != self.scan.markers["half_cursor"], "totals", "prepares is not the half cursor"),
+            (self.scan.markers["totals"][:, 0] > self.scan.markers["half_cursor"], "totals", "more prepares than halves"),
         ]
         for mask, name, reason in wrong:
             for number in np.flatnonzero(mask).tolist():
@@ -236,7 +241,7 @@ class Replay:
         markers = np.concatenate([scan.markers[first - 1 : first] if first else self._before, scan.markers[first:stop]])
         self._check_entries(entries, kinds, numbers, slots, batch=batch, markers=markers)
         if not self.scan.damaged:
-            self._check_counts(_counts(kinds, entries["position"], batch, stop - first), markers, first)
+            self._check_counts(_counts(entries, kinds, batch, stop - first), markers, first)
         self._apply_images(entries, kinds, numbers, slots, markers["half_cursor"][:-1][batch])
         self._apply_words(entries, kinds, numbers)
         self._collect(entries, kinds, numbers, slots)
@@ -251,9 +256,10 @@ class Replay:
         limit = np.where(of_op, markers["op_cursor"][1:][batch], markers["half_cursor"][1:][batch])
         self._wrong(slots, numbers >= limit, 0, "speaks of a record that lies behind the batch's own cursor")
         states = (entries["word"] & STATE_MASK).astype(np.int64)
-        for kind, state in _STATE_OF_KIND.items():
-            self._wrong(slots, (kinds == kind) & (states != state), 8, f"{kind.name} with a word that is not {state.name}")
-        illegal = _ROW_KINDS[kinds & 255] & ((states == 0) | (states == 7))
+        for kind, possible in _STATES_OF_KIND.items():
+            wrong = (kinds == kind) & ~np.isin(states, possible)
+            self._wrong(slots, wrong, 8, f"{kind.name} with a word that is not {possible[0].name}")
+        illegal = _ROW_KINDS[kinds & 255] & ((states == 0) | ((states == State.MEMBER) & ~np.isin(kinds, _MEMBER_KINDS)))
         self._wrong(slots, illegal, 8, "a word with a state that does not exist")
         self._wrong(slots, (kinds == RedoKind.ROW) & (entries["position"] != -1), 12, "ROW with a position")
         rest = np.flatnonzero(kinds == RedoKind.IMAGE_REST)
@@ -270,6 +276,9 @@ class Replay:
                 assert MARKER.fields is not None
                 self.files.add(self._marker_offset(first + number) + MARKER.fields[name][1], f"batch: {name} is not what it holds")
         totals = np.diff(markers["totals"], axis=0)
+        new = np.diff(markers["half_cursor"]) - counts[:, _NEW_MEMBERS]
+        for number in np.flatnonzero(totals[:, 0] != new).tolist():
+            self.files.add(self._marker_offset(first + number) + 88, "batch: prepares are not its new halves but for members")
         for column, amount in _total_deltas(counts).items():
             for number in np.flatnonzero(totals[:, column] != amount).tolist():
                 at = self._marker_offset(first + number) + 88 + 8 * column
@@ -342,7 +351,8 @@ class Replay:
         kept = of_half[self.number[of_half] >= self.row_begin]
         states = self.rows["word"][self.number[kept] - self.row_begin] & STATE_MASK
         wanted = np.where(self.kind[kept] == RedoKind.RELEASE, int(State.COMMITTED), int(State.QUARANTINED))
-        self._wrong(self.slot, kept[states != wanted], 0, "a released half does not stay COMMITTED")
+        wrong = (states != wanted) & (states != State.MEMBER)
+        self._wrong(self.slot, kept[wrong], 0, "a released half does not stay COMMITTED")
 
     def _finish_queue(self, name: str) -> None:
         if not self._queued[name]:
@@ -372,12 +382,18 @@ def marker_pending(marker: Any) -> int:
     return int(total["prepares"] + total["resumes"] - sum(total[name] for name in TOTALS[2:7]))
 
 
-def _counts(kinds: Ints, positions: Ints, batch: Ints, batches: int) -> Ints:
-    """Entries of each kind in each batch; discards for reason n once more in column 16 + n."""
+def _counts(entries: Array, kinds: Ints, batch: Ints, batches: int) -> Ints:
+    """Entries of each kind in each batch; and those that their reason or the state in their word sets apart, once more."""
     counted = np.bincount(batch * 32 + np.clip(kinds, 0, 15), minlength=batches * 32)
-    discards = kinds == RedoKind.DISCARD
-    reasons = (positions[discards] >> KIND_SHIFT) & 7
-    counted += np.bincount(batch[discards] * 32 + 16 + reasons, minlength=batches * 32)
+    states, discards = entries["word"] & STATE_MASK, kinds == RedoKind.DISCARD
+    reasons = (entries["position"][discards] >> KIND_SHIFT) & 7
+    counted += np.bincount(batch[discards] * 32 + _BY_REASON + reasons, minlength=batches * 32)
+    for column, kind, state in (
+        (_RELEASED_MEMBERS, RedoKind.RELEASE, State.MEMBER),
+        (_NEW_MEMBERS, RedoKind.IMAGE, State.MEMBER),
+        (_SET_ASIDE, RedoKind.ROW, State.QUARANTINED),
+    ):
+        counted += np.bincount(batch[(kinds == kind) & (states == state)] * 32 + column, minlength=batches * 32)
     return counted.reshape(batches, 32)
 
 
@@ -393,10 +409,10 @@ def _queue_deltas(counts: Any) -> dict[str, Any]:
 def _total_deltas(counts: Any) -> dict[int, Any]:
     """Totals that a batch's entries tell by their kind alone: column of `totals` → amount."""
     return {
-        TOTALS.index("commits"): counts[:, RedoKind.RELEASE],
-        TOTALS.index("discards_max"): counts[:, 16 + State.DISCARDED_MAX],
-        TOTALS.index("discards_expired"): counts[:, 16 + State.DISCARDED_EXPIRED],
-        TOTALS.index("quarantined"): counts[:, RedoKind.QUARANTINE],
+        TOTALS.index("commits"): counts[:, RedoKind.RELEASE] - counts[:, _RELEASED_MEMBERS],
+        TOTALS.index("discards_max"): counts[:, _BY_REASON + State.DISCARDED_MAX],
+        TOTALS.index("discards_expired"): counts[:, _BY_REASON + State.DISCARDED_EXPIRED],
+        TOTALS.index("quarantined"): counts[:, RedoKind.QUARANTINE] + counts[:, _SET_ASIDE],
         TOTALS.index("messages"): counts[:, RedoKind.MESSAGE],
     }
 

@@ -20,10 +20,10 @@ from store.inspect.verify.journals import check_journal
 from store.inspect.verify.log_walk import LogWalk
 from store.io import disk, journal, journal_marks
 from store.io.segments import NAME_DIGITS
-from store.properties import DEDUP_KEY, PropertyFinder
+from store.properties import DEDUP_KEY, TX_NAME, PropertyFinder
 from store.records import ENTRY, topic_of_key
 from store.tables import dedup
-from store.tables.dedup import SLOT, SLOT_DTYPE, digest_of
+from store.tables.dedup import DEDUP, NAMES, SLOT, SLOT_DTYPE, digest_of
 from store.tables.delivery_cursors import CURSOR_MAGIC, CURSORS
 from store.tables.frames import HALF_HEAD
 from store.tables.journals import audit, consumers
@@ -33,7 +33,6 @@ from store.tables.presence import SEGMENT_BYTES as PRESENCE_SEGMENT_BYTES
 
 _CURSORS: Final = ("check", "proposal", "quarantine")
 _CURSOR_SLOTS: Final = 8
-_DEDUP_KEY: Final = PropertyFinder(DEDUP_KEY)
 
 
 def check_small_files(directory: StoreDirectory, edge: EdgeFiles, walk: LogWalk, job: JobFiles, findings: Findings) -> None:
@@ -45,7 +44,8 @@ def check_small_files(directory: StoreDirectory, edge: EdgeFiles, walk: LogWalk,
     _check_consumers(root / "consumers", edge, findings)
     _check_audit(root / "audit", edge, findings)
     _check_presence(root / "presence", edge, findings)
-    _check_dedup(root / "dedup", edge, walk, findings)
+    for name, prop in ((DEDUP, DEDUP_KEY), (NAMES, TX_NAME)):
+        _check_dedup(root / name, PropertyFinder(prop), edge, walk, findings)
     _check_round(root / "job.round", findings)
     _check_lineage(directory, edge, findings)
 
@@ -152,7 +152,7 @@ def _check_presence(path: Path, edge: EdgeFiles, findings: Findings) -> None:
         files.check_zero_from(len(edge.groups) * 8, "a group that has no name was seen")
 
 
-def _check_dedup(path: Path, edge: EdgeFiles, walk: LogWalk, findings: Findings) -> None:
+def _check_dedup(path: Path, finder: PropertyFinder, edge: EdgeFiles, walk: LogWalk, findings: Findings) -> None:
     for name in sorted(list_directory(path, findings)):
         content = map_bytes(path / name)
         if len(name) != NAME_DIGITS or not (name.isascii() and name.isdecimal()):
@@ -164,10 +164,11 @@ def _check_dedup(path: Path, edge: EdgeFiles, walk: LogWalk, findings: Findings)
         if len(content) != slots * SLOT.size or slots & (slots - 1) or slots < dedup.SLOTS_MIN:
             findings.add(path / name, len(content), f"{len(content)} bytes are not a table of dedup slots")
             continue
-        _check_dedup_table(path / name, content, edge, walk, findings)
+        _check_dedup_table(path / name, content, finder, edge, walk)
 
 
-def _check_dedup_table(path: Path, content: Any, edge: EdgeFiles, walk: LogWalk, findings: Findings) -> None:
+def _check_dedup_table(path: Path, content: Any, finder: PropertyFinder, edge: EdgeFiles, walk: LogWalk) -> None:
+    findings = edge.findings
     slots = content.view(SLOT_DTYPE)
     half = slots["half_plus_1"] - 1
     for at in np.flatnonzero((half < -1) | ((half >= edge.half_end) & edge.clean)).tolist():
@@ -179,10 +180,10 @@ def _check_dedup_table(path: Path, content: Any, edge: EdgeFiles, walk: LogWalk,
     used = np.flatnonzero((half >= edge.half_begin) & (half < edge.half_end))
     if not edge.quick:
         for at in used.tolist():
-            _check_slot(path, slots, at, edge, walk)
+            _check_slot(path, slots, at, finder, edge=edge, walk=walk)
 
 
-def _check_slot(path: Path, slots: Any, at: int, edge: EdgeFiles, walk: LogWalk) -> None:
+def _check_slot(path: Path, slots: Any, at: int, finder: PropertyFinder, *, edge: EdgeFiles, walk: LogWalk) -> None:
     """A used slot against the half it leads to, and whether a search finds it."""
     half = int(slots["half_plus_1"][at]) - 1
     digest = slots["digest"][at].tobytes()
@@ -194,10 +195,11 @@ def _check_slot(path: Path, slots: Any, at: int, edge: EdgeFiles, walk: LogWalk)
         content = edge.log.read(offset, size).tobytes()
         head = np.frombuffer(content, HALF_HEAD, 1)[0]
         body_end = HALF_HEAD.itemsize + int(head["body_bytes"])
-        key = _DEDUP_KEY.find(content[body_end:])
+        key = finder.find(content[body_end:])
         if key is None or digest != digest_of(int(head["group_no"]), key.decode(errors="replace")):
             edge.findings.add(path, at * SLOT.size, f"the digest is not that of the key of half {half}")
-        if int(slots["stored_at_s"][at]) != int(head["stored_at_ms"]) // 1000:
+        at_s, stored_at_s = int(slots["stored_at_s"][at]), int(head["stored_at_ms"]) // 1000
+        if at_s < stored_at_s if path.parent.name == NAMES else at_s != stored_at_s:  # a name has the time of its COMMIT
             edge.findings.add(path, at * SLOT.size + 24, f"stored_at_s is not that of half {half}")
         if int(slots["body_crc"][at]) != zlib.crc32(content[HALF_HEAD.itemsize : body_end]):
             edge.findings.add(path, at * SLOT.size + 28, f"the CRC is not that of the body of half {half}")

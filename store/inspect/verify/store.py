@@ -47,7 +47,7 @@ ROOT_NAMES: Final = (
     FORMAT_FILE,
     *("make.lock", "edge.lock", "job.lock"),
     *(EDGE_PUBLISHED, JOB_PUBLISHED, EDGE_CHECKPOINT, JOB_CHECKPOINT, CURSORS, "job.round"),
-    *("dictionary", "consumers", "audit", "presence", "dedup", INCARNATIONS),
+    *("dictionary", "consumers", "audit", "presence", "dedup", "names", INCARNATIONS),
     *(JOB_WAKE, EDGE_WAKE),
     *("commitlog", "half", "op", "ends", "transaction", "lost+found"),
 )

@@ -1,6 +1,7 @@
 """Random histories of a store, and what was acknowledged in them: the only thing that a judge may believe.
 
-A history plays sends, ends, ordinary messages, settlements, discards, resumes, retention and restarts of both kinds against the
+A history plays sends, transactions of many messages, names, ends, joint ends, ordinary messages, settlements,
+discards, resumes, retention and restarts of both kinds against the
 real stores, and notes for everything that was acknowledged what it was and where its frames lie. It ends closed in order, or
 killed.
 """
@@ -9,12 +10,14 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from store.messages import Message
+from store.edge.store import Head
+from store.messages import Membership, Message
 from store.records import STATE_OF_OP, OpKind, State, Via, queue_key_of, queue_offset_of
+from store.tables.frames import Item
 from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 from tests.support.service import SMALLEST, T0_MS, Service
 
@@ -40,6 +43,9 @@ class Half:
     state: State = State.PREPARED
     ops: list[Span] = field(default_factory=list)
     dedup_key: str = ""
+    name: str = ""
+    #: half_offsets of its members, in order.
+    members: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -59,6 +65,8 @@ class Facts:
     groups: dict[str, int] = field(default_factory=dict)
     topics: dict[str, int] = field(default_factory=dict)
     ops: int = 0
+    #: The half that was committed under a name, by group and name.
+    names: dict[tuple[str, str], int] = field(default_factory=dict)
     retained: bool = False
     clean: bool = False
     now_ms: int = T0_MS
@@ -87,6 +95,8 @@ class History:
         queues = pick.choice((1, 2))
         self._service = Service(self.root, SMALLEST, edge_options={"default_queues": queues, "dedup_window_s": DAY_S})
         steps = [self._send] * 5 + [self._end] * 5 + [self._message] * 3 + [self._settle] * 3
+        if pick.random() < 0.7:
+            steps += [self._transaction] * 4 + [self._add] * 2 + [self._joint] * 3
         steps += [self._discard, self._restart, self._consume]
         if pick.random() < 0.25:
             steps += [self._retain] * 2
@@ -125,6 +135,44 @@ class History:
             frame = service.edge.half_queue.entry(offset)[:2]
             self.facts.halves[offset] = Half(group, topic, message.body, frame, dedup_key=message.dedup_key)
 
+    def _transaction(self) -> None:
+        """A head and its members in one batch, for any topics; some have a name."""
+        pick, group = self._random, self._random.choice(GROUPS)
+        name = pick.choice(("", "", "daily", "nightly"))
+        messages = [Message(group, pick.choice(TOPICS), self._body(), pick.choice(PROPERTIES), name=name)]
+        for ordinal in range(1, pick.choice((1, 2, 5))):
+            message = Message(group, pick.choice(TOPICS), self._body(), pick.choice(PROPERTIES))
+            messages.append(message._replace(member=Membership(-ordinal, ordinal)))
+        self._stored(messages, name)
+
+    def _add(self) -> None:
+        if (chosen := self._open()) and (head := self._random.choice(chosen)) >= self._service.edge.half_begin:
+            half = self.facts.halves[head]
+            member = Membership(head, len(half.members) + 1)
+            self._stored([Message(half.group, self._random.choice(TOPICS), self._body(), member=member)])
+
+    def _stored(self, messages: list[Message], name: str = "") -> None:
+        service = self._service
+        offsets = service.edge.prepare(messages, service.now_ms)
+        for offset, message in zip(offsets, messages, strict=True):
+            half = Half(message.group, message.topic, message.body, service.edge.half_queue.entry(offset)[:2])
+            self.facts.halves[offset] = half
+            if message.member is None:
+                half.name = name
+            else:
+                half.state = State.MEMBER
+                head = message.member.head if message.member.head >= 0 else offsets[0]
+                self.facts.halves[head].members.append(offset)
+
+    def _joint(self) -> None:
+        pick, service = self._random, self._service
+        group = pick.choice(GROUPS)
+        open_now = [number for number in self._open() if self.facts.halves[number].group == group]
+        chosen = pick.sample([n for n in open_now if n >= service.edge.half_begin], min(len(open_now), pick.choice((2, 3))))
+        names = [self.facts.halves[number].name for number in chosen if self.facts.halves[number].name]
+        if len(chosen) > 1 and len(set(names)) == len(names):
+            self._say(chosen[0], pick.choice((OpKind.COMMIT, OpKind.ROLLBACK)), others=chosen[1:])
+
     def _open(self) -> list[int]:
         return [number for number, half in self.facts.halves.items() if half.state == State.PREPARED]
 
@@ -134,18 +182,36 @@ class History:
         for number in pick.sample(chosen, min(len(chosen), pick.choice((1, 2, 8)))):
             self._say(number, pick.choice((OpKind.COMMIT, OpKind.COMMIT, OpKind.ROLLBACK, OpKind.UNKNOWN)))
 
-    def _say(self, number: int, kind: OpKind, via: Via = Via.CHECK) -> None:
-        service, half = self._service, self.facts.halves[number]
-        answer = service.end(number, kind, group=half.group if via == Via.CHECK else None, via=via)
-        assert answer.verdict.value in ("accepted", "refused"), answer
+    def _say(self, number: int, kind: OpKind, via: Via = Via.CHECK, others: Sequence[int] = ()) -> None:
+        service, halves = self._service, self.facts.halves
+        group = halves[number].group if via == Via.CHECK else None
+        joint = tuple(Head(other, len(halves[other].members)) for other in others)
+        answer = service.end(number, kind, group=group, via=via, members=len(halves[number].members), joint=joint)
         if answer.verdict.value == "refused":  # retention has taken it
             return
+        ended = {one: halves[one] for one in (number, *others)}
+        if answer.reason == "name_taken":
+            kind = OpKind.ROLLBACK
+        else:
+            assert answer.verdict.value == "accepted", answer
         op = service.edge.op_queue.entry(service.edge.op_end - 1)[:2]
-        half.ops.append(op)
-        half.state = State.PREPARED if kind == OpKind.RESUME else STATE_OF_OP.get(kind, half.state)
+        for one, half in ended.items():
+            half.ops.append(op)
+            half.state = State.PREPARED if kind == OpKind.RESUME else STATE_OF_OP.get(kind, half.state)
+            if kind == OpKind.COMMIT and half.name:
+                self.facts.names[half.group, half.name] = one
         if kind == OpKind.COMMIT:
-            place = int(queue_key_of(answer.position)), int(queue_offset_of(answer.position))
-            self.facts.releases[place] = Release(half.body, [half.frame, op])
+            self._released(op, answer.position)
+
+    def _released(self, op: Span, position: int) -> None:
+        """What a COMMIT put where: the head alone, or what its items say."""
+        frame, head = self._service.edge.log.read(*op), None
+        for item in frame.items or (Item(frame.fields["half_offset"], position),):
+            half = self.facts.halves[item.half_offset]
+            head = head if item.member else half
+            assert head is not None
+            place = int(queue_key_of(item.position)), int(queue_offset_of(item.position))
+            self.facts.releases[place] = Release(half.body, [half.frame, head.frame, op])
 
     def _message(self) -> None:
         pick, service = self._random, self._service

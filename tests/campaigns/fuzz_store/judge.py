@@ -30,8 +30,8 @@ from tests.campaigns.fuzz_store.history import DAY_S, Facts, Place, Span
 #: Made anew from the logs by a restore: what is damaged there costs nothing.
 DERIVED = frozenset(
     {
-        "half", "op", "ends", "dedup", "presence", "edge.cursors", "job.round", "statetable", "topics", "check", "proposal",
-        "discard", "quarantine", "catalogue",
+        "half", "op", "ends", "dedup", "names", "presence", "edge.cursors", "job.round", "statetable", "topics",
+        "check", "proposal", "discard", "quarantine", "catalogue",
     }
 )  # fmt: skip
 #: What the edge finds its records by.
@@ -112,6 +112,8 @@ def check_store(case: Case, root: Path, *, restored: bool = False) -> None:
         _check_names(facts, edge)
         _check_halves(case, edge, strict=whole or not categories & EDGE_FILES)
         _check_releases(case, root, strict=whole or not categories & (EDGE_FILES | JOB_FILES))
+        if whole or not categories & (EDGE_FILES | {"names", "commitlog"}):
+            _check_taken_names(facts, edge)
         _check_new(case, root, edge, lambda: _settle(settler, job, facts.now_ms))
 
 
@@ -147,6 +149,17 @@ def _check_halves(case: Case, edge: EdgeStore, *, strict: bool) -> None:
         expected = 0 if half.state == State.PREPARED else int(half.state)
         if strict and all(map(case.intact, (half.frame, *half.ops))) and edge.end_of(number) != expected:
             raise Wrong(f"half {number} ended as {edge.end_of(number)}, acknowledged was {expected}")
+
+
+def _check_taken_names(facts: Facts, edge: EdgeStore) -> None:
+    """Nothing else is committed under a name."""
+    for (group, name), winner in facts.names.items():
+        if winner < facts.half_begin or facts.retained:
+            continue
+        (number,) = edge.prepare([Message(group, "paid", b"too late", name=name)], facts.now_ms)
+        (answer,) = edge.end([End(number, OpKind.COMMIT, group)], facts.now_ms)
+        if (answer.verdict.value, answer.other) != ("already", winner):
+            raise Wrong(f"{name} of {group} is taken by {winner}, its COMMIT by {number} is answered {answer}")
 
 
 def _visible(root: Path) -> dict[Place, bytes]:

@@ -20,8 +20,8 @@ from checker.decisions import Decision, Tick, check_words, count_outstanding, de
 from checker.matcher import match, mentioned_halves
 from checker.policy import Policy, effective_immunity_s
 from checker.reference import HalfRow, Op, PendingRow, decide_rows, match_ops
-from store.records import IMMUNITY_MAX_S, OP, ROW, OpKind, State, pack_word, state_of
-from store.transitions import Effect
+from store.records import IMMUNITY_MAX_S, OP, ROW, OpKind, State, member_words, pack_word, state_of
+from store.transitions import Effect, Together
 from tests.support.checker_world import decide_every, pending_delta
 
 SEED = int(os.environ.get("ESCROW_TEST_SEED", "0")) or int(np.random.SeedSequence().generate_state(1)[0])
@@ -116,6 +116,46 @@ def _ops(rng, n, halves, now_s):
     return ops
 
 
+def _with_members(rng, rows):
+    """Some rows become members of one before them."""
+    for at in range(1, len(rows)):
+        if rng.random() < 0.4:
+            rows["word"][at] = member_words(int(rng.integers(1, at + 1)))
+    return rows
+
+
+def _with_frames(rng, ops, rows):
+    """Some ops become frames of several: a head and its members, heads jointly with theirs, or what is left of a corrupt one."""
+    parts, at = [], 0
+    while at < len(ops):
+        if rng.random() < 0.8 or not len(rows):
+            parts.append(ops[at : at + 1])
+            at += 1
+            continue
+        joint, lost = rng.random() < 0.6, rng.random() < 0.2
+        heads = rng.permutation(len(rows))[: rng.integers(1, 4) if joint else 1].tolist()
+        items = [item for head in heads for item in _items(rng, rows, head) if not item[1] or item[0] not in heads]
+        items = [item for number, item in enumerate(items) if item[0] not in [half for half, _ in items[:number]]]
+        frame = np.repeat(ops[at : at + 1], len(items))
+        frame["half_offset"], frame["follows"] = zip(*items, strict=True)
+        frame["kind"], frame["corrupt"] = rng.choice([1, 1, 2]), lost
+        if joint or (lost and len(items) > 1):
+            frame["together"] = Together.OTHER
+            frame["together"][0] = Together.FIRST
+        if lost:
+            frame["follows"] = 0
+        parts.append(frame)
+        at += len(frame)
+    return np.concatenate(parts) if parts else ops
+
+
+def _items(rng, rows, head):
+    words = rows["word"]
+    members = [at for at in range(head + 1, len(rows)) if state_of(words[at]) == State.MEMBER and words[at] >> 3 == at - head]
+    spoilt = [at for at in range(head + 1, len(rows)) if rng.random() < 0.05]
+    return [(head, 0), *[(at, at - head) for at in sorted({*members, *spoilt})]]
+
+
 # --- comparisons -----------------------------------------------------------------------------------------------------
 def _pending_rows(rows):
     return [PendingRow(*each) for each in rows[["stored_at_s", "group_no", "word"]].tolist()]
@@ -145,7 +185,7 @@ def _assert_decides_alike(rows, policy, live, tick):
 def _assert_matches_alike(ops, rows, round_no):
     """match against the reference; returns the rows afterwards, with words and stored_at_s written."""
     known = {at: HalfRow(word, group_no, stored_at_s) for at, (stored_at_s, group_no, word) in enumerate(_pending_rows(rows))}
-    listed = ops[["half_offset", "kind", "group_no", "stored_at_ms", "corrupt"]].tolist()
+    listed = ops[["half_offset", "kind", "group_no", "stored_at_ms", "corrupt", "follows", "together"]].tolist()
     after, effects = match_ops([Op(*each) for each in listed], known, round_no)
 
     halves = mentioned_halves(ops)
@@ -186,6 +226,9 @@ def test_matches_equal_the_reference_over_random_batches(rng, small_chunks):
         rows = _table(rng, policy, tick, int(rng.integers(0, 8)))
         rows["group_no"] = np.clip(rows["group_no"], -1, 1)
         ops = _ops(rng, int(rng.integers(0, 30)), len(rows), T0_S)
+        if rng.random() < 0.5:
+            rows = _with_members(rng, rows)
+            ops = _with_frames(rng, ops, rows)
         seen.update(_assert_matches_alike(ops, rows, tick.round_no)[1].effect.tolist())
     assert min(seen[effect] for effect in Effect) > BATCHES / 50, f"an effect is hardly ever met: {seen}"
 
@@ -284,7 +327,7 @@ def test_decisions_equal_the_reference_shrinking(rows, policy, live, tick):
 def test_matches_equal_the_reference_shrinking(rows, ops, round_no):
     array = np.zeros(len(ops), OP)
     for at, (half_offset, kind, group_no, stored_at_ms, corrupt) in enumerate(ops):
-        array[at] = (at, half_offset, -1, stored_at_ms, group_no, 64, kind, 0, corrupt)
+        array[at] = (at, half_offset, -1, stored_at_ms, group_no, 64, kind, 0, corrupt, 0, 0)
     _assert_matches_alike(array, _filled(rows), round_no)
 
 
@@ -295,7 +338,7 @@ def test_batch_boundaries_change_no_outcome(ops, cut, word):
     rows = _filled([(10, 0, word)] * 4)
     array = np.zeros(len(ops), OP)
     for at, (half_offset, kind, group_no, stored_at_ms, corrupt) in enumerate(ops):
-        array[at] = (at, half_offset, -1, stored_at_ms, group_no, 64, kind, 0, corrupt)
+        array[at] = (at, half_offset, -1, stored_at_ms, group_no, 64, kind, 0, corrupt, 0, 0)
     whole, in_one = _assert_matches_alike(array, rows, 1)
     halfway, first = _assert_matches_alike(array[:cut], rows, 1)
     end, second = _assert_matches_alike(array[cut:], halfway, 1)
@@ -305,4 +348,4 @@ def test_batch_boundaries_change_no_outcome(ops, cut, word):
 
 def test_kinds_and_states_are_those_the_tables_were_written_for():
     assert [int(kind) for kind in OpKind] == list(range(1, 9))
-    assert [int(state) for state in State] == list(range(7))
+    assert [int(state) for state in State] == list(range(8))

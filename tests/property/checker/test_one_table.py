@@ -19,7 +19,7 @@ PAIRS = list(itertools.product(HALF_OPS, [state for state in State if state is n
 VERDICTS = {
     Effect.ALREADY: {Verdict.ALREADY},
     Effect.CONFLICT: {Verdict.CONFLICT, Verdict.REFUSED},
-    Effect.LATE_DISCARD: {Verdict.ALREADY, Verdict.CONFLICT},
+    Effect.LATE_DISCARD: {Verdict.ALREADY, Verdict.CONFLICT, Verdict.REFUSED},
     Effect.LATE: {Verdict.ALREADY, Verdict.CONFLICT, Verdict.REFUSED},
 }
 

@@ -80,6 +80,7 @@ def test_every_layout_of_the_code_has_a_table() -> None:
         "store.tables.frames.HEAD",
         "store.tables.frames.HALF_HEAD",
         "store.tables.frames.OP_HEAD",
+        "store.tables.frames.ITEM",
     }
     records_on_disk |= {
         "store.tables.redo_log.REDO",

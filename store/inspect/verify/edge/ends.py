@@ -74,7 +74,8 @@ class EndsReplay:
         seen = self._halves.seen() | self._ended
         rows = self._row_states()
         # Of a half that lies before the log's begin and of which no op is left, the row tells.
-        wanted = np.where(seen, self._mark, np.where((rows >= 2) & (rows <= 5), rows, 0))
+        wanted = np.where(seen, self._mark, np.where(((rows >= 2) & (rows <= 5)) | (rows == State.MEMBER), rows, 0))
+        wanted[self._halves.head >= 0] = State.MEMBER
         judged = (seen | (rows > 0)) & (np.arange(count) + edge.half_begin >= edge.ends.begin)
         front = edge.half_queue.records(ENTRY, edge.half_begin, edge.half_begin + front_before_log(self._halves.seen(), self._walk))
         judged[: len(front)] &= (front["size_bytes"] > 0) | self._ended[: len(front)]
@@ -122,6 +123,7 @@ class EndsReplay:
 
     def _check_states(self, rows: Any, seen: Any) -> None:
         wanted = np.where(self._settled == 0, int(State.PREPARED), self._settled)
+        wanted[self._halves.head >= 0] = State.MEMBER
         wrong = seen & self._halves.seen() & (rows != 0) & (rows != State.QUARANTINED) & (rows != wanted)
         for at in np.flatnonzero(wrong).tolist():
             half = at + self._edge.half_begin

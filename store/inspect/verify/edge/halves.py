@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from store.arrays import Array, Ints
+from store.directory import TRANSACTIONS
 from store.inspect.verify.edge.log_order import NumberOrder
 from store.inspect.verify.edge.log_queues import check_entries_left, compare_queue
 from store.inspect.verify.edge.messages import MessageFrames
@@ -29,6 +30,8 @@ class Halves:
         #: Queue key and group of each half, once the walk has seen its frame.
         self.key = np.full(count, _UNSEEN, np.int32)
         self.group = np.full(count, -1, np.int32)
+        #: The head of each member; -1 of the others.
+        self.head = np.full(count, -1, np.int64)
 
     def __len__(self) -> int:
         return len(self.key)
@@ -42,14 +45,42 @@ class Halves:
         numbers = heads["queue_offset"]
         self.numbers.check(offsets, numbers)
         self._messages.check(offsets, heads)
-        edge.log.add_where(offsets, heads["position"] != NO_POSITION, 112, "a half with a topic position")
-        edge.log.add_where(offsets, heads["sys_flag"] != frames.SYS_FLAG_PREPARED, 58, "a half without the PREPARED flag")
+        is_member = heads["sys_flag"] & frames.SYS_FLAG_MEMBER != 0
+        edge.log.add_where(offsets, ~is_member & (heads["position"] != NO_POSITION), 112, "a half with a topic position")
+        rest = heads["sys_flag"] & ~np.uint16(frames.SYS_FLAG_MEMBER | frames.SYS_FLAG_NAMED)
+        edge.log.add_where(offsets, rest != frames.SYS_FLAG_PREPARED, 58, "a half with flags that no writer sets")
         inside = (numbers >= edge.half_begin) & (numbers < edge.half_end)
         at = numbers[inside] - edge.half_begin
         self.key[at] = queue_key(heads["topic_no"][inside], heads["queue_id"][inside])
         self.group[at] = heads["group_no"][inside]
+        if (heads["sys_flag"] != frames.SYS_FLAG_PREPARED).any():
+            self._check_flagged(offsets, heads, is_member)
         compare_queue(edge.half_queue, "half", offsets[inside], heads[inside], heads["tags_code"][inside])
         self._compare_rows(offsets, heads)
+
+    def _check_flagged(self, offsets: Ints, heads: Array, is_member: Any) -> None:
+        """Members and named halves: of a store that says so; a member behind a head that is none, of the same group."""
+        edge, numbers = self._edge, heads["queue_offset"]
+        flagged = heads["sys_flag"] != frames.SYS_FLAG_PREPARED
+        if TRANSACTIONS not in edge.directory.needs:
+            edge.log.add_where(offsets, flagged, 58, f"flags of {TRANSACTIONS}, which format.json does not have")
+        both = is_member & (heads["sys_flag"] & frames.SYS_FLAG_NAMED != 0)
+        edge.log.add_where(offsets, both, 58, "a member with a name of its own")
+        edge.log.add_where(offsets, is_member & (heads["immunity_s"] < 1), 60, "a member without an ordinal")
+        far = is_member & ((heads["position"] < 0) | (heads["position"] >= numbers))
+        edge.log.add_where(offsets, far, 112, "a member whose head does not lie before it")
+        for at in np.flatnonzero(is_member & ~far).tolist():
+            number, head = int(numbers[at]), int(heads["position"][at])
+            its_group = int(heads["group_no"][at])
+            if not self._walk.damaged and not self._may_lead(head, its_group):
+                edge.log.add(int(offsets[at]) + 112, "a member whose head is of another group, or a member itself")
+            if edge.half_begin <= number < edge.half_end:
+                self.head[number - edge.half_begin] = head
+
+    def _may_lead(self, head: int, group_no: int) -> bool:
+        """Whether a half may have members of this group, as far as is known of it."""
+        at = head - self._edge.half_begin
+        return not 0 <= at < len(self) or not self.seen(at) or (self.head[at] < 0 and self.group[at] == group_no)
 
     def _compare_rows(self, offsets: Ints, heads: Array) -> None:
         """Rows as the redo log gives them against the frames of their halves."""
@@ -61,14 +92,18 @@ class Halves:
         numbers, offsets, heads = numbers[settled], offsets[settled], heads[settled]
         rows, resumed = replay.rows[numbers - replay.row_begin], replay.resumed[numbers - replay.row_begin]
         known = replay.imaged[numbers - replay.row_begin]
-        readable = (rows["word"] & STATE_MASK) != State.QUARANTINED
+        states = rows["word"] & STATE_MASK
+        readable = (states != State.QUARANTINED) | (rows["group_no"] >= 0)  # set aside, and never unreadable
+        is_member = heads["sys_flag"] & frames.SYS_FLAG_MEMBER != 0
         immunity = np.minimum(heads["immunity_s"], IMMUNITY_MAX_S)
+        follows = rows["word"] >> 3 == numbers - heads["position"]
         wrong = {
             "commit_log_offset": (0, rows["commit_log_offset"] != offsets),
             "size_bytes": (8, rows["size_bytes"] != heads["size_bytes"].astype(np.int64)),
             "stored_at_s": (12, readable & ~resumed & (rows["stored_at_s"] != heads["stored_at_ms"] // 1000)),
             "group_no": (16, readable & (rows["group_no"] != heads["group_no"])),
-            "immunity_s": (20, readable & (immunity_of(rows["word"]) != immunity)),
+            "immunity_s": (20, readable & ~is_member & (immunity_of(rows["word"]) != immunity)),
+            "MEMBER": (20, readable & (is_member != ((states == State.MEMBER) & follows))),
         }
         for name, (at, mask) in wrong.items():
             for number in numbers[mask & known].tolist():

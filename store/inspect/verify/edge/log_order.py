@@ -44,16 +44,17 @@ class NumberOrder:
         self.following = None if walk.files.begin else 0
         self.noted = self.following
 
-    def check(self, offsets: Ints, numbers: Ints) -> None:
-        """Queue offsets of one kind of frame, consecutive over the whole log; a gap needs damage before it."""
-        following = self.following
-        before = np.concatenate([[numbers[0] - 1 if following is None else following - 1], numbers[:-1]])
+    def check(self, offsets: Ints, numbers: Ints, counts: Any = 1) -> None:
+        """Queue offsets of one kind of frame, consecutive over the whole log; a gap needs damage before it. `counts`: how many
+        numbers each frame takes."""
+        following, last = self.following, numbers + counts - 1
+        before = np.concatenate([[numbers[0] - 1 if following is None else following - 1], last[:-1]])
         for at in np.flatnonzero(numbers != before + 1).tolist():
             if int(numbers[at]) <= int(before[at]) or not self._walk.near_damage(int(offsets[at])):
                 self._walk.files.add(int(offsets[at]) + 16, f"{self._what} {int(numbers[at])} where {int(before[at]) + 1} belongs")
-        self.following = int(numbers[-1]) + 1
+        self.following = int(last[-1]) + 1
         if (early := offsets < self._noted_log_end).any():
-            self.noted = int(numbers[early][-1]) + 1
+            self.noted = int(last[early][-1]) + 1
 
 
 class PlaceOrder:

@@ -8,10 +8,11 @@ from ingest.consuming.reading import tail as tail_module
 from ingest.consuming.reading.settled_queues import Settled
 from ingest.consuming.reading.tail import Tail
 from runtime.clock import this_boot
-from store.edge.store import EdgeStore
+from store.edge.store import EdgeStore, Head
 from store.job.store import JobStore
-from store.messages import Message
+from store.messages import Membership, Message
 from store.read.readers import LogReader
+from store.records import OpKind
 from store.tables import delivery_cursors
 from store.tables.delivery_cursors import Cursors
 from store.tables.ends import Verdict
@@ -233,3 +234,26 @@ def test_a_message_whose_file_retention_took_since_is_passed_over_for_good(servi
     service.settle()
     assert sum(service.retain(86_400)["commitlog"] for _ in range(2)) > 0
     assert tail.frame(0, *old[:2]) is None
+
+
+def transaction(service, *each):
+    """A head and its members; the head's half_offset."""
+    messages = [Message("orders", "paid", each[0])]
+    messages += [Message("orders", "paid", body, member=Membership(-at, at)) for at, body in enumerate(each[1:], 1)]
+    return service.edge.prepare(messages, service.now_ms)[0]
+
+
+@pytest.mark.parametrize("ops_at_once", [1, 2, 1024])
+@pytest.mark.parametrize("settled", [False, True])
+def test_members_are_served_with_their_head(service, monkeypatch, ops_at_once, settled):
+    monkeypatch.setattr(tail_module, "OPS_AT_ONCE", ops_at_once)
+    first, second = transaction(service, b"1", b"2", b"3"), transaction(service, b"4", b"5")
+    if settled:
+        service.settle()  # the rows are there, and say MEMBER
+    tail = known_boot(service)
+    service.end(first, OpKind.COMMIT, members=2, joint=(Head(second, 1),))
+    look(tail)
+    assert bodies(tail) == [b"1", b"2", b"3", b"4", b"5"]
+    service.settle()
+    look(tail)
+    assert (bodies(tail), tail.gaps) == ([b"1", b"2", b"3", b"4", b"5"], 0)

@@ -38,6 +38,7 @@ def test_counts(root: Path) -> None:
         "DISCARDED_MAX": 0,
         "DISCARDED_EXPIRED": 1,
         "QUARANTINED": 1,
+        "MEMBER": 0,
     }
     assert (found["pending"], found["oldest_pending_stored_at_s"]) == (7, T0_MS // 1000)
     assert found["totals"]["prepares"] == 13
