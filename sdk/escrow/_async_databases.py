@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from escrow._databases import hold, written
+from escrow._databases import IN_TRANSACTION, TRANSACTION_NUMBER, hold, written
 from escrow.errors import NotInTransaction
 
 
@@ -73,22 +73,26 @@ class AsyncDriver:
                 "the connection is in no transaction: begin one (`async with connection.transaction()`) before you record in it"
             )
 
-    def probe(self) -> Callable[[], Awaitable[bool]]:
-        """Says later whether a transaction of this connection has written and is still open."""
-        held = hold(self._connection)
+    async def probe(self) -> Callable[[], Awaitable[bool]]:
+        """Says later whether the transaction that the connection is in now is still open."""
+        held, number = hold(self._connection), await self.transaction_number()
 
         async def is_open() -> bool:
             connection = held()
-            return connection is not None and await AsyncDriver(connection).has_written()
+            return number is not None and connection is not None and await AsyncDriver(connection).transaction_number() == number
 
         return is_open
 
-    async def has_written(self) -> bool:
-        """A transaction is open, and it is not one that has only read since."""
-        if not self.in_transaction():
-            return False
-        [[written]] = await self.run("SELECT txid_current_if_assigned() IS NOT NULL")
-        return bool(written)
+    async def transaction_number(self) -> int | None:
+        """As `Sql.transaction_number`. (asyncpg raises while another task is using the connection, or has it from a pool.)"""
+        if self._asyncpg:
+            is_ours = bool(self._connection.is_in_transaction())
+        else:
+            is_ours = int(self._connection.info.transaction_status) == IN_TRANSACTION
+        if not is_ours:
+            return None
+        [[number]] = await self.run(TRANSACTION_NUMBER)
+        return number if number is None else int(number)
 
     async def begin(self) -> None:
         if self._asyncpg:

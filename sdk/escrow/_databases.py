@@ -29,6 +29,10 @@ _LOCK_SQLSTATES: Final = frozenset({"55P03", "57014", "40P01", "40001"})
 _LOCK_ERRNOS: Final = frozenset({1205, 1213, 3572})
 #: SQLITE_BUSY and SQLITE_LOCKED; the upper bytes tell the kind.
 _SQLITE_LOCKS: Final = frozenset({5, 6})
+#: libpq's transaction status: in a transaction, and no statement is running.
+IN_TRANSACTION: Final = 2
+#: A pool may have given the connection to another thread since: only the number tells its transaction from ours.
+TRANSACTION_NUMBER: Final = "SELECT txid_current_if_assigned()"
 _POSTGRESQL_DRIVERS: Final = frozenset({"psycopg", "psycopg2", "pg8000", "asyncpg"})
 
 
@@ -93,14 +97,16 @@ class Sql:
             return lambda: begun() is not None and held().get_transaction() is begun()
         if self._database == "sqlite":
             return lambda: bool(held().in_transaction)
-        return lambda: held() is not None and Sql(held(), paramstyle).has_written()
+        number = self.transaction_number()
+        return lambda: number is not None and held() is not None and Sql(held(), paramstyle).transaction_number() == number
 
-    def has_written(self) -> bool:
-        """PostgreSQL: a transaction is open, and it is not one that has only read since. Other drivers do not tell."""
-        if _status(self._driver) == 0:
-            return False
-        [[written]] = self.run("SELECT txid_current_if_assigned() IS NOT NULL")
-        return bool(written)
+    def transaction_number(self) -> int | None:
+        """PostgreSQL's number of the transaction that is open. None: there is none, it has only read, another thread is using the
+        connection at this moment, or the driver does not tell."""
+        if _status(self._driver) != IN_TRANSACTION:
+            return None
+        [[number]] = self.run(TRANSACTION_NUMBER)
+        return number if number is None else int(number)
 
     # --- what differs from one database to the other ----------------------------------------------------------------------
     def wait_at_most(self, lock_timeout_s: float) -> None:

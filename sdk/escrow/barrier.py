@@ -127,7 +127,7 @@ class Barrier:
             if not is_integrity(error):
                 raise
             raise self._already_answered(id) from error
-        _open_transactions.remember(id, driver.probe())
+        _open_transactions.remember(id, await driver.probe())
 
     def _already_answered(self, id: str) -> AlreadyAnswered:
         return AlreadyAnswered(
