@@ -149,11 +149,13 @@ class KafkaEdge:
     def _open_storing(self) -> None:
         settings = self.settings
         self._open_keys()
+        timeout_s = settings.request_timeout_ms / 1000
+        self._once = SendOnce(self._keys, self._keyed, self._half_record, self._roll_back, timeout_s)
         self._storing = Storing(
             self._halves,
             self._reach,
             RealTopics(self._connection.admin(), list(asdict(self.topics).values()), self._reach.unreachable),
-            SendOnce(self._keys, self._keyed, self._half_record, self._roll_back, settings.request_timeout_ms / 1000),
+            self._once,
             half_topic=self.topics.half,
             max_body_bytes=settings.max_body_bytes,
             now_ms=self._now_ms,
@@ -209,6 +211,7 @@ class KafkaEdge:
             return
         await self._halves.close()
         await self._keyed.close()
+        self._once.close()
         await self._ops.close()
         await self._loops.close()
         await self._kafka_checks.close()
@@ -332,7 +335,8 @@ class KafkaEdge:
         trouble = self._reach.trouble or self._ends.trouble or self._key_follower.trouble or self._kafka_checks.trouble
         return {
             "queued_records": self._halves.waiting + self._ops.waiting,
-            **{name: self._storing.counts[name] for name in ("halves", "messages")},
+            "halves": self._storing.counts["halves"] + self._once.written,
+            "messages": self._storing.counts["messages"],
             "ends": self._ending.count,
             "answers": dict(self._ending.answers),
             "asked": self._kafka_checks.handed_over,

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.support.edge_client import EdgeClient, RemoteError
-from tests.support.endpoint import Endpoint
+from tests.support.endpoint import Endpoint, until
 from tests.support.kafka import Cluster
 from tests.support.kafka_world import KafkaWorld
 
@@ -52,6 +52,7 @@ def test_a_key_is_the_same_half_at_another_endpoint_after_the_first_was_killed(w
     with endpoint(world) as (first, client):
         ids = prepare(client, world, "a", "b", "a")
         assert ids[0] == ids[2] != ids[1]
+        assert client.status()["halves"] == 2
         first.kill()
     with endpoint(world) as (_, client):
         assert prepare(client, world, "b", "a") == [ids[1], ids[0]]
@@ -97,6 +98,26 @@ def test_a_half_whose_endpoint_died_before_its_transaction_ended_does_not_exist(
         [id] = prepare(client, world, "x")
         assert prepare(client, world, "x") == [id]
     assert [message.value() for message in halves(world)] == [b"once"]
+
+
+def test_halves_that_were_answered_with_a_timeout_are_rolled_back_if_another_counts(world: KafkaWorld, kafka: Cluster) -> None:
+    """A transaction of a killed endpoint hides the keys behind it. Each retry meanwhile writes another half."""
+    with endpoint(world, "requestTimeout=1s") as (_, client):
+        broken_off = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": "killed"})
+        broken_off.init_transactions(60)
+        broken_off.begin_transaction()
+        for partition in (0, 1):
+            broken_off.produce(world.keys, b"half of it", b"0123456789abcdef", partition)
+        assert broken_off.flush(60) == 0
+        for _ in range(2):
+            with pytest.raises(RemoteError) as refused:
+                prepare(client, world, "x")
+            assert refused.value.status == 503
+        broken_off.abort_transaction(60)
+        [id] = prepare(client, world, "x")
+        until(lambda: outcomes(world)[b"ROLLBACK"] == len(halves(world)) - 1)
+        assert len(halves(world)) >= 2
+        assert client.end(GROUP, id, "commit")["verdict"] == "accepted"
 
 
 def test_a_key_is_forgotten_after_its_window(world: KafkaWorld) -> None:

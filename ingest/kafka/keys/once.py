@@ -12,18 +12,23 @@ directory may be lost.
 from __future__ import annotations
 
 import asyncio
+import logging
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ingest.errors import KafkaUnreachable
-from ingest.kafka.keys.known import KnownKeys
+from ingest.kafka.keys.known import First, KnownKeys
 from ingest.kafka.keys.record import digest_of
-from ingest.kafka.keys.writer import Keyed, KeyedWriter
+from ingest.kafka.keys.writer import Keyed, KeyedWriter, Written
 from ingest.kafka.records.places import Place
 from ingest.kafka.writer import Record
 from store.errors import DuplicateKey
 from store.messages import Message
+
+#: When a rollback that did not reach Kafka is said again.
+AGAIN_S: Final = 1.0
+LOG: Final = logging.getLogger("escrow.edge")
 
 Write = Callable[[Sequence[Message]], Awaitable[Sequence[Place]]]
 #: By digest: which message of the request.
@@ -46,6 +51,9 @@ class SendOnce:
         self._keys, self._writer, self._to_record = keys, writer, to_record
         self._roll_back, self._timeout_s = roll_back, timeout_s
         self._underway: dict[bytes, _Underway] = {}
+        self._judging: set[asyncio.Task[list[First]]] = set()
+        #: Halves with a key that were written.
+        self.written = 0
 
     async def store(self, messages: Sequence[Message], now_s: int, write: Write) -> list[Place]:
         """Places of all; those that are new are written. A duplicate of one that is on its way waits for it."""
@@ -101,22 +109,46 @@ class SendOnce:
     async def _write_all(self, new: New) -> list[Place]:
         halves = [Keyed(self._to_record(each), digest, zlib.crc32(each.body)) for digest, (_, each) in new.items()]
         written = await self._writer.write(halves)  # 2
-        key_places = [each.key_place for each in written]
+        self.written += len(written)
+        groups = [message.group for _, message in new.values()]
+        self._judging.add(judging := asyncio.create_task(self._judge(groups, written)))
+        judging.add_done_callback(self._judged)
         try:
             async with asyncio.timeout(self._timeout_s):
-                first = [await self._keys.first_of(place) for place in key_places]  # 3
+                first = await asyncio.shield(judging)  # 3
         except TimeoutError:
             text = "it is in Kafka, and whether another endpoint was first is not known yet: try again, that does no harm"
             raise KafkaUnreachable(text) from None
-        finally:
-            self._keys.forget(key_places)
-        for (_, message), ours, counts in zip(new.values(), written, first, strict=True):
-            if ours.place != counts.place:
-                await self._roll_back(ours.place, message.group)
         for (number, message), half, counts in zip(new.values(), halves, first, strict=True):
             if half.body_crc != counts.body_crc:
                 raise _duplicate(message, number)
         return [counts.place for counts in first]
+
+    async def _judge(self, groups: Sequence[str], written: Sequence[Written]) -> list[First]:
+        """Step 3. It goes on when its caller was told to try again: a half that does not count and is not rolled back would be
+        asked about, and released beside the one that does."""
+        key_places = [each.key_place for each in written]
+        try:
+            first = [await self._keys.first_of(place) for place in key_places]
+        finally:
+            self._keys.forget(key_places)
+        for group, ours, counts in zip(groups, written, first, strict=True):
+            while ours.place != counts.place:
+                try:
+                    await self._roll_back(ours.place, group)
+                    break
+                except KafkaUnreachable:
+                    await asyncio.sleep(AGAIN_S)
+        return first
+
+    def _judged(self, judging: asyncio.Task[list[First]]) -> None:
+        self._judging.discard(judging)
+        if not judging.cancelled() and (error := judging.exception()) is not None:
+            LOG.warning("a half whose dedup key another endpoint has used first may be asked about: %s", error)
+
+    def close(self) -> None:
+        for judging in self._judging:
+            judging.cancel()
 
 
 def _duplicate(message: Message, number: int) -> DuplicateKey:
