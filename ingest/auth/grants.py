@@ -38,9 +38,9 @@ class Names:
     def __contains__(self, name: str) -> bool:
         return name in self.exact or name.startswith(self.prefixes)
 
-    @property
-    def is_all(self) -> bool:
-        return "" in self.prefixes
+    def is_within(self, others: Names) -> bool:
+        """Every name that these stand for is one of the others."""
+        return all(name in others for name in self.exact) and all(each.startswith(others.prefixes) for each in self.prefixes)
 
 
 ALL: Final = Names.of(["*"])
@@ -92,10 +92,9 @@ class Grants:
         return False
 
     def covers_some(self, first: str) -> bool:
-        """Something is allowed under this first name."""
-        if any(first in rule.first and rule.second.is_all for rule in self.denied):
-            return False
-        return any(first in rule.first for rule in self.allowed)
+        """Something is allowed under this first name, and not denied as a whole."""
+        denied = [rule.second for rule in self.denied if first in rule.first]
+        return any(first in rule.first and not any(map(rule.second.is_within, denied)) for rule in self.allowed)
 
 
 EVERYTHING: Final = Grants((Rule(ALL, ALL),))

@@ -15,6 +15,7 @@ import pytest
 from escrow.cli import exits, main
 from ingest.auth import token_file
 from ingest.auth.access import ANONYMOUS, TOKEN, Access, digest_of, is_loopback, parse
+from ingest.auth.grants import Grants
 from ingest.errors import CannotStart, Forbidden, TokensUnusable, Unauthorized
 from ingest.server import bind
 from runtime.settings import load
@@ -113,6 +114,23 @@ def test_rules_name_both_sides(tmp_path, file):
     ):  # fmt: skip
         assert who.consume.covers(topic, group) is may, (topic, group)
     assert [who.may_produce(group) for group in ("orders", "pay", "other")] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("allow", "deny", "may"),
+    [
+        ("*:billing", "secret:billing", False),
+        ("*:billing", "secret:bill*", False),
+        ("*:bill*", "secret:b*", False),
+        ("*:billing", "secret", False),
+        ("*:bill*", "secret:billing", True),
+        ("*", "secret:billing", True),
+        ("*:billing", "other:billing", True),
+    ],
+)
+def test_a_topic_that_may_be_consumed_as_no_group_may_not_be_read_by_place(allow, deny, may):
+    """Neither may a producer group end anything that may send to no topic."""
+    assert Grants.of([allow], [deny]).covers_some("secret") is may
 
 
 def test_a_group_that_is_denied_every_topic_may_not_end_either(tmp_path, file):
