@@ -19,7 +19,7 @@ from escrow.messages import EndAnswer, Outcome, TransactionResult, Verdict
 
 log: Final = logging.getLogger("escrow.producer")
 
-#: So many may wait to be sent. Beyond that a call waits for its own end.
+#: So many may wait to be sent. Beyond that a call waits for its own end, for `retry_for_s` at most.
 WAITING_MAX: Final = 10_000
 
 

@@ -11,6 +11,7 @@ from escrow._background import WAITING_MAX, BackgroundEnds, patient
 from escrow._loop import LoopHome, LoopTransport
 from escrow._loop_batching import LoopBatcher
 from escrow._sender import Engine, Keyed, carried, note, size_bytes
+from escrow.errors import EscrowError
 from escrow.messages import End, EndAnswer, Half, Message, Outcome, Position, TransactionResult
 
 #: So many messages, and as many ends, may be under way in an event loop, and two requests of each at least.
@@ -43,7 +44,15 @@ class LoopEngine:
         ledger.begin()
         result = TransactionResult(half.id, half.half_offset, outcome, None, remark, None, True)
         future.add_done_callback(lambda done: note(ledger, result, done))
-        return result._replace(answer=(await asyncio.shield(future))[0]) if waits else result
+        if not waits:
+            return result
+        try:
+            async with asyncio.timeout(self._engine.limits.retry_for_s):
+                return result._replace(answer=(await asyncio.shield(future))[0])
+        except TimeoutError:  # it stays in the background
+            return result
+        except EscrowError as error:  # the local transaction is a fact: nothing is raised
+            return result._replace(error=error)
 
     async def _send_halves(self, _: Hashable, keyed: Sequence[Keyed], give_up_at: float) -> list[Half]:
         messages, keys = zip(*keyed, strict=True)

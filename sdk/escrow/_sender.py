@@ -20,6 +20,7 @@ from escrow._checking import CheckLoop
 from escrow._exits import close_at_exit, own_name, was_closed
 from escrow._otel import carrying
 from escrow.api import Api
+from escrow.errors import EscrowError
 from escrow.messages import Check, End, EndAnswer, Half, Message, Outcome, Position, TransactionResult
 
 log: Final = logging.getLogger("escrow.producer")
@@ -100,7 +101,14 @@ class Engine:
         ledger.begin()
         result = TransactionResult(half.id, half.half_offset, outcome, None, remark, None, True)
         future.add_done_callback(lambda done: note(ledger, result, done))
-        return result._replace(answer=future.result()[0]) if waits else result
+        if not waits:
+            return result
+        try:
+            return result._replace(answer=future.result(self.limits.retry_for_s)[0])
+        except TimeoutError:  # it stays in the background
+            return result
+        except EscrowError as error:  # the local transaction is a fact: nothing is raised
+            return result._replace(error=error)
 
     def listen(self, listener: Callable[[Check], object], member: str | None, *, threads: int, wait_s: float) -> None:
         """Begin to answer check requests."""

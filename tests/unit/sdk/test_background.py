@@ -178,6 +178,35 @@ def test_too_many_make_a_call_wait(escrow, monkeypatch):
     asyncio.run(main())
 
 
+def test_a_call_that_waits_for_its_end_does_so_for_retry_for_s_and_raises_nothing(monkeypatch):
+    """Escrow went away between half and end. The local transaction is a fact; its end stays in the background."""
+    monkeypatch.setattr("escrow._sender.WAITING_MAX", 0)
+    monkeypatch.setattr("escrow._loop_sender.WAITING_MAX", 0)
+
+    def gone(fake):
+        fake.__exit__(None, None, None)
+        return Outcome.COMMIT
+
+    first = FakeEscrow().__enter__()
+    producer = sending(first, retry_for_s=0.2)
+    result = producer.send_in_transaction(PAID, lambda _, fake: gone(fake), first)
+    assert (result.answer, result.in_background, producer.ends.waiting) == (None, True, 1)
+    producer.close(0.1)
+
+    async def main():
+        second = FakeEscrow().__enter__()
+
+        async def gone_task(_, fake):
+            return gone(fake)
+
+        producer = sending_tasks(second, retry_for_s=0.2)
+        result = await producer.send_in_transaction(PAID, gone_task, second)
+        assert (result.answer, result.in_background, producer.ends.waiting) == (None, True, 1)
+        await producer.close(0.1)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("kind", [Producer, AsyncProducer])
 @pytest.mark.parametrize(
     ("options", "said"),
