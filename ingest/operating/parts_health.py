@@ -18,9 +18,9 @@ from store.read.readers import TopicReader
 
 #: The job writes it into the data directory (`store.guarded_clock`) when the wall clock jumped.
 CLOCK_ALERT: Final = "clock.alert"
-#: A disk with less is not well: as the alert EscrowDiskFilling, a tenth of it, but 50 GiB are enough of any disk.
-DISK_FREE_ENOUGH_BYTES: Final = 50 << 30
-DISK_FREE_MIN_SHARE: Final = 0.1
+#: A disk with less is not well: a twentieth of it, but 10 GiB are enough of any disk.
+DISK_FREE_ENOUGH_BYTES: Final = 10 << 30
+DISK_FREE_MIN_SHARE: Final = 0.05
 #: The alert's section in docs/operators.md, and what to type.
 PART_RUNBOOKS: Final = {
     "edge": ("EscrowEdgeUnhealthy", "escrow doctor"),

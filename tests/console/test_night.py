@@ -118,7 +118,7 @@ def test_the_disk_is_nearly_full(tmp_path, chromium, size):
         console = Console(chromium.new_context(viewport=SIZES[size]), service).log_in()
         free = os.statvfs(disk.path).f_bavail * os.statvfs(disk.path).f_frsize
         with (disk.path / "ballast").open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, free - (6 << 20))
+            os.posix_fallocate(file.fileno(), 0, free - (3 << 20))
         finding = console.page.locator(".findings li", has_text="The disk is nearly full")
         expect(finding).to_contain_text("GiB free of")
         console.leave()

@@ -36,6 +36,11 @@ def test_demo_doctor_and_export(run, tmp_path):
     assert "resume: 1 accepted" in escrow(run, "tx", "resume", undecided, "--reason", "the bank is back")
     assert "rollback: 1 accepted" in escrow(run, "tx", "rollback", undecided, "--reason", "the bank says no")
     sets = [word for key in (*SETS[2:], f"listenPort={run.port}") for word in ("--set", key)]
+    # The abandoned shop's order stays in doubt, and doctor says so until it is settled.
+    found = json.loads(escrow(run, "doctor", "--json", "--data", run.data, *sets, code=1))
+    [wrong] = [each for each in found["findings"] if each["level"] == "fail"]
+    assert wrong["says"].startswith("demo-abandoned-shop: 1 in doubt, nobody online")
+    escrow(run, "tx", "rollback", "--group", "demo-abandoned-shop", "--reason", "the shop is gone", "--yes")
     found = json.loads(escrow(run, "doctor", "--json", "--data", run.data, *sets))
     assert found["ok"] is True, found
     assert any(each["what"] == "job" and each["says"].startswith("runs") for each in found["findings"])

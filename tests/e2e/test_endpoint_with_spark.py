@@ -64,7 +64,7 @@ def test_discard_refusal_and_resume(run, client):
     assert client.end(GROUP, id, "commit") == {"verdict": "refused", "reason": "discarded", "state": "DISCARDED_MAX"}
     assert client.act("resume", [id], "the database was down")[0]["result"] == "accepted"
     assert client.end(GROUP, id, "commit")["verdict"] == "accepted"
-    assert events(client, id) == ["prepared", "asked", "asked", "discarded", "resumed", "committed"]
+    assert events(client, id) == ["prepared", "asked", "asked", "discarded", "refused", "resumed", "committed"]
     assert [message["body"] for message in client.consume("discarded", wait_s=10)] == [b"never answered"]
 
 

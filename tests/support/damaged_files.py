@@ -18,6 +18,7 @@ from store.io import disk
 from store.messages import Message
 from store.records import OpKind, State, queue_key_of, queue_offset_of
 from store.tables.delivery_cursors import CHECK, Cursors
+from store.tables.ends import Verdict
 from store.tables.journals.audit import Audit, AuditRecord
 from store.tables.journals.consumers import ConsumerKind, ConsumerRecord, Consumers
 from store.tables.presence import Presence
@@ -45,6 +46,7 @@ class Facts:
     bodies: dict[int, bytes] = field(default_factory=dict)
     groups: dict[int, str] = field(default_factory=dict)
     keys: dict[str, int] = field(default_factory=dict)
+    named: dict[tuple[str, str], int] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)
     releases: dict[Place, bytes] = field(default_factory=dict)
     names: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
@@ -92,6 +94,7 @@ class Store:
             for half, answer in zip(mine[:10], service.commit(*mine[:10], group=group), strict=True):
                 self._note(answer.position, facts.bodies[half])
             service.roll_back(*mine[10:18], group=group)
+            self._named(group, topic, f"nightly-{part}")
             service.operate(mine[18], OpKind.DISCARD_MAX)
             messages = [Message(group, topic, f"message {part} {n} of {group}".encode()) for n in range(5)]
             appended = service.edge.append_messages(messages, service.now_ms)
@@ -101,6 +104,14 @@ class Store:
         service.members = {"orders": lambda _: None}
         service.beat(60)
         self._small_files(part)
+
+    def _named(self, group: str, topic: str, name: str) -> None:
+        """A half that is committed under a name."""
+        message = Message(group, topic, f"{name} of {group}".encode(), name=name)
+        (half,) = self.service.edge.prepare([message], self.service.now_ms)
+        (answer,) = self.service.commit(half, group=group)
+        self._note(answer.position, message.body)
+        self.facts.bodies[half], self.facts.groups[half], self.facts.named[group, name] = message.body, group, half
 
     def _note(self, position: int, body: bytes) -> None:
         self.facts.releases[int(queue_key_of(position)), int(queue_offset_of(position))] = body
@@ -179,6 +190,7 @@ def look(data: Path, facts: Facts) -> Opened:
             found.said.append(service.job.recovery.reason)
         service.settle()
         found.lost += _halves(service, facts) + _names(service, facts) + _releases(root, facts) + _dedup(service, facts)
+        found.lost += _named(service, facts)
         progress = eyes.consumers.progress
         for at, offset in facts.offsets.items():
             if at not in progress or progress[at].offset != offset:
@@ -271,6 +283,19 @@ def _dedup(service: Service, facts: Facts) -> list[str]:
                 raise Wrong(f"dedup key {key} leads to half {found}, not {half}")
             if found != half:
                 lost.append(f"dedup key {key}")
+    return lost
+
+
+def _named(service: Service, facts: Facts) -> list[str]:
+    """A second transaction of a name that was committed is told of the first."""
+    lost = []
+    for (group, name), half in facts.named.items():
+        (second,) = service.edge.prepare([Message(group, "salaries", b"second", name=name)], service.now_ms)
+        (answer,) = service.commit(int(second), group=group)
+        if answer.verdict is Verdict.ALREADY and answer.other != half:
+            raise Wrong(f"the name {name} leads to half {answer.other}, not {half}")
+        if answer.verdict is not Verdict.ALREADY:
+            lost.append(f"the name {name} of {group}")
     return lost
 
 

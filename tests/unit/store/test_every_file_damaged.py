@@ -29,6 +29,7 @@ FILES = {
     "ends/0/": "store/ends/0/*",
     "dictionary": "store/dictionary",
     "dedup/": "store/dedup/*",
+    "names/": "store/names/*",
     "presence/": "store/presence/*",
     "edge.cursors": "store/edge.cursors",
     "incarnations": "store/incarnations",

@@ -524,7 +524,7 @@ def test_what_is_refused(play):
     async def story(w):
         pull, poll = w.pull, w.edge.consumption.poll
         for topic in ("RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC"):
-            with pytest.raises(InvalidRequest, match=r"^topic: .* is Escrow's own"):
+            with pytest.raises(InvalidRequest, match=r"^topic: .* is internal"):
                 await pull(topic=topic)
         for topic in ("", "a b"):
             with pytest.raises(IllegalName, match=r"^topic: "):
