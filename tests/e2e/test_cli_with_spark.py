@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import urllib.request
 
 import pyarrow.parquet as pq
 
@@ -21,6 +22,11 @@ def escrow(run, *args, code=0):
     )
     assert done.returncode == code, f"{args}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def overview(run):
+    with urllib.request.urlopen(f"http://127.0.0.1:{run.port}/v1/operator/overview", timeout=10) as answer:
+        return json.load(answer)
 
 
 def test_demo_doctor_and_export(run, tmp_path):
@@ -41,6 +47,7 @@ def test_demo_doctor_and_export(run, tmp_path):
     [wrong] = [each for each in found["findings"] if each["level"] == "fail"]
     assert wrong["says"].startswith("demo-abandoned-shop: 1 in doubt, nobody online")
     escrow(run, "tx", "rollback", "--group", "demo-abandoned-shop", "--reason", "the shop is gone", "--yes")
+    run.until(lambda: not any(each["subject"] == "demo-abandoned-shop" for each in overview(run)["findings"]))
     found = json.loads(escrow(run, "doctor", "--json", "--data", run.data, *sets))
     assert found["ok"] is True, found
     assert any(each["what"] == "job" and each["says"].startswith("runs") for each in found["findings"])

@@ -92,7 +92,7 @@ def judge(status: int, headers: dict[bytes, bytes], body: bytes, method: str) ->
     elif media in (b"text/html; charset=utf-8", b"text/javascript; charset=utf-8"):
         if b"content-security-policy" not in headers:
             raise Wrong("a page without its policy")
-    elif not media.startswith((b"text/plain", b"application/openmetrics-text")):
+    elif not media.startswith((b"text/plain", b"application/openmetrics-text", b"application/octet-stream")):
         raise Wrong(f"status {status} as {media!r}")
 
 
