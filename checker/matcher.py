@@ -100,7 +100,7 @@ def match(ops: Array, half_offsets: Ints, words: Array, groups: Array, round_no:
     if len(jointly):
         singly.take_jointly(jointly)
     if members.any():
-        _follow(ops, slot, new_words, effect)
+        _follow(ops, slot, np.asarray(words, np.uint32), effect)
     stored_at_s = np.full(len(half_offsets), -1, np.int64)
     reset = np.flatnonzero((effect == int(Effect.RESUME)) | (effect == int(Effect.RECOUNT)))
     stored_at_s[slot[reset]] = ops["stored_at_ms"][reset] // 1000  # in log order: the last of a half stays
@@ -282,14 +282,20 @@ def _is_lost_together(ops: Array) -> npt.NDArray[np.bool_]:
 
 
 def _follow(ops: Array, slot: Ints, words: Words, effect: npt.NDArray[np.uint8]) -> None:
-    """Effects on members, by those on their heads."""
+    """Effects on members, by those on their heads. `words` are those before the batch: no op changes a member's, but a row that
+    an op takes for a member may have been set aside before that op."""
     last_own = np.maximum.accumulate(np.where(ops["follows"] == 0, np.arange(len(ops)), 0))
     index = np.flatnonzero((ops["follows"] != 0) & (ops["corrupt"] == 0))
     head = effect[last_own[index]]
     word = words[np.maximum(slot[index], 0)]
     states = np.where(slot[index] >= 0, state_of(word), int(State.NONE))
     leads_there = (states == int(State.MEMBER)) & (follows_of(word) == ops["follows"][index])
-    spoilt = (states == int(State.QUARANTINED)) | (leads_there & (head == int(Effect.HOLE)))
+    quarantined = states == int(State.QUARANTINED)
+    if len(aside := np.flatnonzero(effect == int(Effect.SET_ASIDE))):
+        since = np.full(len(words), len(ops))
+        np.minimum.at(since, slot[aside], aside)
+        quarantined |= (slot[index] >= 0) & (since[slot[index]] < index)
+    spoilt = quarantined | (leads_there & (head == int(Effect.HOLE)))
     done = np.full(len(index), int(Effect.VOID), np.uint8)
     done[leads_there & (head == int(Effect.RELEASE))] = Effect.FOLLOWED
     done[spoilt & np.isin(head, (int(Effect.RELEASE), int(Effect.HOLE)))] = Effect.HOLE
